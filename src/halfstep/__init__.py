@@ -1,0 +1,57 @@
+"""halfstep: mixed-precision training in PyTorch that you can trust.
+
+The names below load on first use, so that `import halfstep` and `halfstep --help` do not pay for `import torch`.
+
+Example:
+    >>> import halfstep
+    >>> sorted(set(dir(halfstep)) & {"MixedPrecision", "Task", "compare"})
+    ['MixedPrecision', 'Task', 'compare']
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halfstep.comparison import compare
+    from halfstep.engine import MixedPrecision
+    from halfstep.errors import HalfstepError, HalfstepWarning
+    from halfstep.records import Comparison, StepRecord
+    from halfstep.task import Task, load_task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Comparison",
+    "HalfstepError",
+    "HalfstepWarning",
+    "MixedPrecision",
+    "StepRecord",
+    "Task",
+    "__version__",
+    "compare",
+    "load_task",
+]
+
+# Where each public name is defined. Modules are nouns, so that no function has the name of a module of this package.
+_HOMES = {
+    "Comparison": "halfstep.records",
+    "HalfstepError": "halfstep.errors",
+    "HalfstepWarning": "halfstep.errors",
+    "MixedPrecision": "halfstep.engine",
+    "StepRecord": "halfstep.records",
+    "Task": "halfstep.task",
+    "compare": "halfstep.comparison",
+    "load_task": "halfstep.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,32 @@
+"""Frozen facts that cross a layer, and the format in which they lie on disk. Nothing here loads torch."""
+
+from halfstep.records.base import AbstractRecord
+from halfstep.records.comparison import (
+    SCHEMA,
+    Comparison,
+    Device,
+    Interval,
+    LossParity,
+    MemoryParts,
+    MemorySource,
+    PrecisionRun,
+    Settings,
+    Verdict,
+)
+from halfstep.records.step import Precision, StepRecord
+
+__all__ = [
+    "SCHEMA",
+    "AbstractRecord",
+    "Comparison",
+    "Device",
+    "Interval",
+    "LossParity",
+    "MemoryParts",
+    "MemorySource",
+    "Precision",
+    "PrecisionRun",
+    "Settings",
+    "StepRecord",
+    "Verdict",
+]

@@ -1,0 +1,249 @@
+"""A task: the model, optimizer, loss and batches that halfstep measures, diagnoses and tunes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfstep.errors import InvalidTypeError, TaskError, did_you_mean
+
+__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "load_task", "make_task"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A training problem: everything that a training step needs, on the CPU and before the first step.
+
+    Attributes:
+        model: The model, with parameters in fp32.
+        optimizer: An optimizer over the model's parameters.
+        loss: `loss(model, batch)`: runs the model and returns the loss as a scalar tensor. It enters no autocast region of its own.
+        batches: The batches: a list, a `DataLoader` or any other iterable. It is started again when it ends, where it can be.
+
+    Raises:
+        InvalidTypeError: A field holds something else.
+
+    Example:
+        >>> import torch
+        >>> def task(seed: int) -> Task:
+        ...     model = torch.nn.Linear(4, 1)
+        ...     return Task(
+        ...         model=model,
+        ...         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        ...         loss=lambda model, batch: model(batch).square().mean(),
+        ...         batches=[torch.randn(8, 4)],
+        ...     )
+        >>> type(task(0).model).__name__
+        'Linear'
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Callable[[Any, Any], Tensor]
+    batches: Iterable[Any]
+
+    def __post_init__(self) -> None:
+        _expect(isinstance(self.model, nn.Module), self.model, field="model", allowed="a torch.nn.Module")
+        _expect(isinstance(self.optimizer, Optimizer), self.optimizer, field="optimizer", allowed="a torch.optim.Optimizer")
+        _expect(callable(self.loss), self.loss, field="loss", allowed="a function loss(model, batch) that returns a scalar tensor")
+        iterable = isinstance(self.batches, Iterable) and not isinstance(self.batches, Tensor | str | bytes | dict)
+        _expect(iterable, self.batches, field="batches", allowed="an iterable of batches, such as a list or a DataLoader")
+
+
+TaskFactory: TypeAlias = Callable[[int], Task]
+
+
+def _expect(fits: bool, value: object, *, field: str, allowed: str) -> None:  # noqa: FBT001
+    if not fits:
+        raise InvalidTypeError(f"Task({field}=...) was given {_describe(value)}; it takes {allowed}.")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself, not an instance"
+    text = repr(value)
+    return f"a {type(value).__name__}" + (f" ({text})" if len(text) <= 40 else "")
+
+
+def load_task(name: str) -> TaskFactory:
+    """The factory that a task's name stands for.
+
+    Args:
+        name: `path/to/file.py:factory`, or `package.module:factory`. The file's folder, or the working directory for a module, is put
+            first on `sys.path`, as Python itself does for a script.
+
+    Returns:
+        A function `factory(seed) -> Task`. `make_task` calls it and checks what it returns.
+
+    Raises:
+        TaskError: There is no such file, module or factory, or importing it fails; the message says which, and where.
+
+    Example:
+        >>> load_task("examples/char_transformer.py")
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.TaskError: 'examples/char_transformer.py' names no factory. ...
+    """
+    place, colon, function = name.rpartition(":")
+    if not colon or not place or not function:
+        raise TaskError(
+            f"{name!r} names no factory. A task is named as path/to/file.py:factory or package.module:factory, "
+            "where factory is a function that takes a seed and returns a halfstep.Task."
+        )
+    module = _import_file(Path(place)) if place.endswith(".py") or "/" in place or "\\" in place else _import_module(place)
+    factory = getattr(module, function, None)
+    if factory is None:
+        own = [
+            key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        listed = ", ".join(sorted(own)) or "nothing that can be called"
+        raise TaskError(f"{place} has no factory named {function!r}; it defines {listed}.{did_you_mean(function, known=own)}")
+    if not callable(factory):
+        raise TaskError(
+            f"{name} is {_describe(factory)}, not a factory. A factory is a function that takes a seed and returns a halfstep.Task."
+        )
+    named: TaskFactory = factory
+    return named
+
+
+def _import_file(path: Path) -> ModuleType:
+    if path.suffix != ".py":
+        raise TaskError(f"{str(path)!r} is no Python file. A task is named as path/to/file.py:factory.")
+    if not path.is_file():
+        siblings = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise TaskError(f"There is no file {str(path)!r}.{did_you_mean(path.name, known=siblings)}")
+    _put_first_on_path(path.parent.resolve())
+    # A name of its own keeps a file called, say, types.py from hiding the module that it is called like.
+    spec = importlib.util.spec_from_file_location(f"halfstep_task_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise TaskError(f"{path} could not be imported: {blame(error)}") from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _put_first_on_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TaskError(f"There is no module {name!r}: no package or file {error.name!r} is on sys.path.") from error
+        raise TaskError(f"{name} could not be imported: {blame(error)}") from error
+    except Exception as error:
+        raise TaskError(f"{name} could not be imported: {blame(error)}") from error
+
+
+def _put_first_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def make_task(factory: TaskFactory, *, seed: int) -> Task:
+    """The task that a factory makes from a seed.
+
+    Raises:
+        TaskError: The factory raises, or returns something other than a `Task`.
+
+    Example:
+        >>> make_task(lambda seed: None, seed=0)
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.TaskError: The factory '<lambda>' returned None; it must return a halfstep.Task.
+    """
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    try:
+        task = factory(seed)
+    except Exception as error:
+        raise TaskError(f"The factory {name!r} failed with seed {seed}: {blame(error)}") from error
+    if not isinstance(task, Task):
+        returned = "None" if task is None else _describe(task)
+        raise TaskError(f"The factory {name!r} returned {returned}; it must return a halfstep.Task.")
+    return task
+
+
+def blame(error: BaseException) -> str:
+    """An exception in one line: its type, its message and the line of the user's code that it came from.
+
+    Args:
+        error: A caught exception, with its traceback.
+
+    Returns:
+        Such as `ValueError: bad size (train.py:12, in loss)`. The line is the innermost one outside installed packages and halfstep.
+    """
+    own = str(Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename
+        and not frame.filename.startswith((own, "<frozen"))
+        and "/torch/" not in frame.filename
+    ]
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {text}{where}"
+
+
+@final
+class BatchStream:
+    """A task's batches without an end: the iterable is started again whenever it runs out.
+
+    Example:
+        >>> stream = BatchStream([1, 2])
+        >>> [next(stream) for _ in range(5)]
+        [1, 2, 1, 2, 1]
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self._iterator = self._start()
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+            TaskError: There are no batches at all, or no more and they cannot be started again, or making one fails.
+        """
+        for _ in range(2):
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._iterator = self._start()
+                continue
+            except Exception as error:
+                raise TaskError(f"Batch {self._given + 1} could not be made: {blame(error)}") from error
+            self._given += 1
+            return batch
+        if self._given == 0:
+            raise TaskError("The task has no batches: Task(batches=...) is empty. Give at least one batch.")
+        raise TaskError(
+            f"The task's batches ended after {self._given} and cannot be started again. "
+            "Give a list, a DataLoader or a generator that does not end instead of an iterator."
+        )
+
+    def _start(self) -> Iterator[Any]:
+        try:
+            return iter(self._batches)
+        except Exception as error:
+            raise TaskError(f"The task's batches could not be started: {blame(error)}") from error
