@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,12 +26,12 @@ def seed_everything(seed: int) -> None:
         True
     """
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the legacy global generator is the one that user code draws from
+    np.random.seed(seed)  # the legacy global generator is the one that user code draws from
     torch.manual_seed(seed)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # arrays and tensors have no single truth value to compare by
 class RandomState:
     """A snapshot of the global generators, so that training loops that take turns do not draw from each other's streams.
 
@@ -56,13 +57,14 @@ class RandomState:
     @classmethod
     def capture(cls) -> Self:
         """The state of all generators now."""
-        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
-        return cls(python=random.getstate(), numpy=np.random.get_state(), cpu=torch.get_rng_state(), cuda=cuda)  # noqa: NPY002
+        initialized: Callable[[], bool] = torch.cuda.is_initialized  # torch leaves this function untyped
+        cuda = tuple(torch.cuda.get_rng_state_all()) if initialized() else ()
+        return cls(python=random.getstate(), numpy=np.random.get_state(), cpu=torch.get_rng_state(), cuda=cuda)
 
     def restore(self) -> None:
         """Puts all generators back into this state."""
         random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002
+        np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))

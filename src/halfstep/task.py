@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeAlias, final
+from reprlib import repr as short
+from types import FunctionType, ModuleType
+from typing import Any, TypeAlias, cast, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -56,9 +63,11 @@ class Task:
     def __post_init__(self) -> None:
         _expect(isinstance(self.model, nn.Module), self.model, field="model", allowed="a torch.nn.Module")
         _expect(isinstance(self.optimizer, Optimizer), self.optimizer, field="optimizer", allowed="a torch.optim.Optimizer")
-        _expect(callable(self.loss), self.loss, field="loss", allowed="a function loss(model, batch) that returns a scalar tensor")
-        iterable = isinstance(self.batches, Iterable) and not isinstance(self.batches, Tensor | str | bytes | dict)
-        _expect(iterable, self.batches, field="batches", allowed="an iterable of batches, such as a list or a DataLoader")
+        loss, batches = cast("object", self.loss), cast("object", self.batches)  # annotations promise nothing at run time
+        function = callable(loss) and not isinstance(loss, type)
+        _expect(function, loss, field="loss", allowed="a function loss(model, batch) that returns a scalar tensor")
+        iterable = isinstance(batches, Iterable) and not isinstance(batches, Tensor | str | bytes | dict)
+        _expect(iterable, batches, field="batches", allowed="an iterable of batches, such as a list or a DataLoader")
 
 
 TaskFactory: TypeAlias = Callable[[int], Task]
@@ -72,22 +81,24 @@ def _expect(fits: bool, value: object, *, field: str, allowed: str) -> None:  # 
 def _describe(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} itself, not an instance"
-    text = repr(value)
-    return f"a {type(value).__name__}" + (f" ({text})" if len(text) <= 40 else "")
+    if isinstance(value, FunctionType):
+        return f"the function {value.__qualname__} itself, not what it returns"
+    return f"{' '.join(short(value).split())} (type {type(value).__name__})"
 
 
 def load_task(name: str) -> TaskFactory:
     """The factory that a task's name stands for.
 
     Args:
-        name: `path/to/file.py:factory`, or `package.module:factory`. The file's folder, or the working directory for a module, is put
-            first on `sys.path`, as Python itself does for a script.
+        name: `path/to/file.py:factory`, or `package.module:factory`. The file's folder, or the working directory for a module, is
+            put first on `sys.path`, as Python itself does for a script.
 
     Returns:
         A function `factory(seed) -> Task`. `make_task` calls it and checks what it returns.
 
     Raises:
-        TaskError: There is no such file, module or factory, or importing it fails; the message says which, and where.
+        TaskError: There is no such file, module or factory, or importing it fails or calls `sys.exit()`; the message says which, and
+            where.
 
     Example:
         >>> load_task("examples/char_transformer.py")
@@ -96,19 +107,17 @@ def load_task(name: str) -> TaskFactory:
         halfstep.errors.TaskError: 'examples/char_transformer.py' names no factory. ...
     """
     place, colon, function = name.rpartition(":")
-    if not colon or not place or not function:
+    if not colon or not place or not function.isidentifier():
         raise TaskError(
             f"{name!r} names no factory. A task is named as path/to/file.py:factory or package.module:factory, "
             "where factory is a function that takes a seed and returns a halfstep.Task."
         )
     module = _import_file(Path(place)) if place.endswith(".py") or "/" in place or "\\" in place else _import_module(place)
-    factory = getattr(module, function, None)
-    if factory is None:
-        own = [
-            key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__
-        ]
+    if not hasattr(module, function):
+        own = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__]
         listed = ", ".join(sorted(own)) or "nothing that can be called"
         raise TaskError(f"{place} has no factory named {function!r}; it defines {listed}.{did_you_mean(function, known=own)}")
+    factory: object = getattr(module, function)
     if not callable(factory):
         raise TaskError(
             f"{name} is {_describe(factory)}, not a factory. A factory is a function that takes a seed and returns a halfstep.Task."
@@ -118,22 +127,30 @@ def load_task(name: str) -> TaskFactory:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if path.suffix != ".py":
-        raise TaskError(f"{str(path)!r} is no Python file. A task is named as path/to/file.py:factory.")
+    if path.is_dir() or path.suffix != ".py":
+        kind = "a folder" if path.is_dir() else "no Python file"
+        raise TaskError(f"{str(path)!r} is {kind}. A task is named as path/to/file.py:factory.")
     if not path.is_file():
         siblings = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise TaskError(f"There is no file {str(path)!r}.{did_you_mean(path.name, known=siblings)}")
-    _put_first_on_path(path.parent.resolve())
-    # A name of its own keeps a file called, say, types.py from hiding the module that it is called like.
-    spec = importlib.util.spec_from_file_location(f"halfstep_task_{path.stem}", path)
-    assert spec is not None and spec.loader is not None, path
+    file = path.resolve()
+    _put_first_on_path(file.parent)
+    # A name of its own keeps a file called, say, types.py from hiding the module that it is called like, and two files that are called
+    # alike from hiding each other.
+    stem = re.sub(r"[^0-9A-Za-z_]", "_", file.stem)
+    digest = sha256(os.fsencode(file)).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(f"halfstep_task_{stem}_{digest}", file)
+    assert spec is not None, path
+    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[spec.name]
-        raise TaskError(f"{path} could not be imported: {blame(error)}") from error
+    except BaseException as error:
+        sys.modules.pop(spec.name, None)
+        if isinstance(error, Exception | SystemExit):
+            raise _import_failure(str(path), error) from error
+        raise
     return module
 
 
@@ -141,24 +158,33 @@ def _import_module(name: str) -> ModuleType:
     _put_first_on_path(Path.cwd())
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise TaskError(f"There is no module {name!r}: no package or file {error.name!r} is on sys.path.") from error
-        raise TaskError(f"{name} could not be imported: {blame(error)}") from error
-    except Exception as error:
-        raise TaskError(f"{name} could not be imported: {blame(error)}") from error
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise TaskError(f"There is no module {name!r}: no package or file {missing!r} is on sys.path.") from error
+        raise _import_failure(name, error) from error
+
+
+def _import_failure(place: str, error: Exception | SystemExit) -> TaskError:
+    if isinstance(error, SystemExit):
+        return TaskError(
+            f"{place} ended the program while it was imported: {blame(error)}. "
+            'What is meant for `python file.py` alone belongs under `if __name__ == "__main__":`.'
+        )
+    return TaskError(f"{place} could not be imported: {blame(error)}")
 
 
 def _put_first_on_path(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
 
 
 def make_task(factory: TaskFactory, *, seed: int) -> Task:
     """The task that a factory makes from a seed.
 
     Raises:
-        TaskError: The factory raises, or returns something other than a `Task`.
+        TaskError: The factory raises, or returns something other than a `Task`. `SystemExit` and `KeyboardInterrupt` pass through.
 
     Example:
         >>> make_task(lambda seed: None, seed=0)
@@ -166,9 +192,10 @@ def make_task(factory: TaskFactory, *, seed: int) -> Task:
         ...
         halfstep.errors.TaskError: The factory '<lambda>' returned None; it must return a halfstep.Task.
     """
-    name = getattr(factory, "__qualname__", type(factory).__name__)
+    function = factory.func if isinstance(factory, partial) else factory
+    name = getattr(function, "__qualname__", type(function).__name__)
     try:
-        task = factory(seed)
+        task: object = factory(seed)
     except Exception as error:
         raise TaskError(f"The factory {name!r} failed with seed {seed}: {blame(error)}") from error
     if not isinstance(task, Task):
@@ -184,21 +211,32 @@ def blame(error: BaseException) -> str:
         error: A caught exception, with its traceback.
 
     Returns:
-        Such as `ValueError: bad size (train.py:12, in loss)`. The line is the innermost one outside installed packages and halfstep.
+        Such as `ValueError: bad size (train.py:12, in loss)`. The line is the innermost one outside Python, installed packages and
+        halfstep.
     """
-    own = str(Path(__file__).parent)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename
-        and not frame.filename.startswith((own, "<frozen"))
-        and "/torch/" not in frame.filename
-    ]
-    text = " ".join(str(error).split()) or "no message"
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_foreign(frame.filename)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
+        text, where = error.msg, f" ({error.filename}:{error.lineno})"
     return f"{type(error).__name__}: {text}{where}"
+
+
+# Where no user's code lies: generated code such as a dataclass's __init__, halfstep, torch (also one that was built from source) and
+# Python itself.
+_FOREIGN = (
+    "<frozen",
+    "<string>",
+    "<eval_with_key>",
+    *(f"{folder}{os.sep}" for folder in (Path(__file__).parent, Path(torch.__file__).parent, sysconfig.get_path("stdlib"))),
+)
+
+
+def _is_foreign(filename: str) -> bool:
+    return filename.startswith(_FOREIGN) or "site-packages" in Path(filename).parts
+
+
+_END = object()
 
 
 @final
@@ -225,14 +263,11 @@ class BatchStream:
         Raises:
             TaskError: There are no batches at all, or no more and they cannot be started again, or making one fails.
         """
-        for _ in range(2):
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                self._iterator = self._start()
-                continue
-            except Exception as error:
-                raise TaskError(f"Batch {self._given + 1} could not be made: {blame(error)}") from error
+        batch = self._draw()
+        if batch is _END:
+            self._iterator = self._start()
+            batch = self._draw()
+        if batch is not _END:
             self._given += 1
             return batch
         if self._given == 0:
@@ -241,6 +276,12 @@ class BatchStream:
             f"The task's batches ended after {self._given} and cannot be started again. "
             "Give a list, a DataLoader or a generator that does not end instead of an iterator."
         )
+
+    def _draw(self) -> Any:
+        try:
+            return next(self._iterator, _END)
+        except Exception as error:
+            raise TaskError(f"Batch {self._given + 1} could not be made: {blame(error)}") from error
 
     def _start(self) -> Iterator[Any]:
         try:

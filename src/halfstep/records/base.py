@@ -14,7 +14,8 @@ __all__ = ["AbstractRecord"]
 class AbstractRecord:
     """A frozen fact that crosses a layer, and that can be written as JSON and read back.
 
-    A record is a frozen, slotted dataclass. Its JSON follows from its fields, so a new field is written without another line of code.
+    A record is a frozen, slotted dataclass. Its JSON follows from its fields, so that a new field is written without another line of
+    code.
     """
 
     __slots__ = ()

@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from halfstep.errors import RecordFormatError
 from halfstep.records.base import AbstractRecord
+from halfstep.records.codec import parse, structure
 
 __all__ = [
     "SCHEMA",
@@ -18,6 +19,7 @@ __all__ = [
     "LossParity",
     "MemoryParts",
     "MemorySource",
+    "Outcome",
     "PrecisionRun",
     "Settings",
     "Verdict",
@@ -26,6 +28,7 @@ __all__ = [
 SCHEMA = 1
 
 LossParity = Literal["same", "better", "worse", "inconclusive"]
+Outcome = Literal["complete", "stopped", "failed"]
 MemorySource = Literal["cuda_allocator", "tracked_tensors"]
 
 
@@ -121,8 +124,8 @@ class PrecisionRun(AbstractRecord):
         step_time_ms: Step time in milliseconds: the median over all seeds, with its 95 % interval.
         samples_per_s: Samples per second at the median step time.
         peak_memory_mib: The peak memory of one step in MiB, everything that the step needs included.
-        memory_source: `cuda_allocator` (what CUDA's allocator handed out) or `tracked_tensors` (what torch's CPU allocator handed out to
-            tensors).
+        memory_source: `cuda_allocator` (what CUDA's allocator handed out) or `tracked_tensors` (what torch's CPU allocator handed out
+            to tensors).
         first_loss: The loss of the first step, averaged over the seeds.
         final_loss: The mean loss of the last fifth of the steps, averaged over the seeds.
         skipped_steps: Optimizer steps that were not taken because gradients were non-finite, over all seeds.
@@ -133,6 +136,7 @@ class PrecisionRun(AbstractRecord):
         losses: For each seed the loss of every step, warm-up included.
         skipped_at: For each seed the numbers of the skipped steps, counted from 1.
         note: Why the run is incomplete, as a sentence; empty when it is complete.
+        outcome: `complete`, `stopped` (by its slowness) or `failed` (by an error).
     """
 
     precision: str
@@ -150,6 +154,7 @@ class PrecisionRun(AbstractRecord):
     losses: tuple[tuple[float, ...], ...]
     skipped_at: tuple[tuple[int, ...], ...]
     note: str
+    outcome: Outcome = "complete"
 
 
 @final
@@ -160,7 +165,8 @@ class Verdict(AbstractRecord):
     Attributes:
         precision: The precision that is judged.
         baseline: The precision that it is judged against.
-        speedup: Baseline step time divided by this precision's, measured round by round: the median and its 95 % interval. Above 1 is faster.
+        speedup: Baseline step time divided by this precision's, measured round by round: the median and its 95 % interval. Above 1 is
+            faster.
         memory_ratio: This precision's peak memory divided by the baseline's. Below 1 is smaller.
         loss_parity: Whether the loss is the same as the baseline's, judged against the spread of the baseline from seed to seed.
         reason: One sentence or two: what follows, and why.
@@ -206,10 +212,12 @@ class Comparison(AbstractRecord):
         Raises:
             RecordFormatError: The text is no comparison, or one of another schema.
         """
-        comparison = super(Comparison, cls).from_json(text)
-        if comparison.schema != SCHEMA:
+        plain = parse(text, cls)
+        # Looked at first: a format of another number may well have other fields.
+        schema = plain.get("schema") if isinstance(plain, dict) else None
+        if isinstance(schema, int) and schema != SCHEMA:
             raise RecordFormatError(
-                f"This comparison has schema {comparison.schema}; this halfstep reads schema {SCHEMA}. "
+                f"This comparison has schema {schema}; this halfstep reads schema {SCHEMA}. "
                 "Read it with the halfstep that wrote it, or a newer one."
             )
-        return comparison
+        return structure(plain, cls)

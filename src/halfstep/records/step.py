@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from typing_extensions import Self
 
@@ -44,7 +44,8 @@ class StepRecord(AbstractRecord, _DeferredSlots):
 
     Example:
         >>> record = StepRecord(
-        ...     step=1, skipped=False, scale=1.0, loss=0.25, grad_norm=None, lr=0.1, step_time_s=0.01, memory_bytes=None, precision="bf16"
+        ...     step=1, skipped=False, scale=1.0, loss=0.25, grad_norm=None, lr=0.1, step_time_s=0.01, memory_bytes=None,
+        ...     precision="bf16",
         ... )
         >>> StepRecord.from_json(record.to_json()) == record
         True
@@ -65,25 +66,53 @@ class StepRecord(AbstractRecord, _DeferredSlots):
         """A record whose missing fields are read from a device when one of them is first asked for.
 
         Args:
-            read: Returns the value of every field that is not in `known`; called once at most.
+            read: Returns the value of every field that is not in `known`, by name. It is called once and then let go, with all that it
+                holds; it is called again only when it raised.
             known: The fields whose values are at hand.
 
         Raises:
-            TypeError: A name in `known` is no field of the record.
+            TypeError: A name in `known` is no field of the record. Where `read` leaves a field out, the error comes when it is read.
+
+        Example:
+            >>> record = StepRecord.deferred(lambda: {"loss": 0.25, "grad_norm": None}, step=1, skipped=False, scale=1.0, lr=0.1,
+            ...     step_time_s=0.01, memory_bytes=None, precision="bf16")
+            >>> record.loss
+            0.25
         """
-        unknown = set(known) - {field.name for field in fields(cls)}
-        if unknown:
-            raise TypeError(f"StepRecord has no field {sorted(unknown)[0]!r}")
+        names = {field.name for field in fields(cls)}
+        if unknown := known.keys() - names:
+            raise TypeError(f"StepRecord has no field {min(unknown)!r}")
         record = object.__new__(cls)
-        object.__setattr__(record, "_read", read)
+        object.__setattr__(record, "_read", read if known.keys() < names else dict)
         for name, value in known.items():
             object.__setattr__(record, name, value)
         return record
 
-    def __getattr__(self, name: str) -> Any:
-        # Python comes here only for a slot that was never filled, so a record that was read costs nothing more.
-        if name == "_read" or name not in self.__dataclass_fields__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        for field, value in self._read().items():
-            object.__setattr__(self, field, value)
-        return object.__getattribute__(self, name)
+    if not TYPE_CHECKING:  # a type checker that saw this method would let every misspelt attribute pass
+
+        def __getattr__(self, name: str) -> Any:
+            # Python comes here only for a slot that was never filled, so a record that was read costs nothing more.
+            if name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            _fill(self, self._read())
+            return object.__getattribute__(self, name)
+
+
+def _fill(record: StepRecord, values: Mapping[str, Any]) -> None:
+    """Puts what was read into the fields that are still empty, all of them or, when a value is missing, none."""
+    empty = [field.name for field in fields(record) if not _is_filled(record, field.name)]
+    left_out = [name for name in empty if name not in values]
+    if left_out:
+        raise TypeError(f"StepRecord.deferred(read, ...): read() gave no {', '.join(map(repr, left_out))}; it must give {empty}.")
+    for name in empty:
+        object.__setattr__(record, name, values[name])
+    # The function may hold tensors on a device. `dict` in its place gives nothing, which is right for a thread that comes late.
+    object.__setattr__(record, "_read", dict)
+
+
+def _is_filled(record: StepRecord, name: str) -> bool:
+    try:
+        object.__getattribute__(record, name)
+    except AttributeError:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""The `halfstep` command: its subcommands, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+import halfstep
+from halfstep.cli.compare import compare_command
+from halfstep.errors import HalfstepError
+
+__all__ = ["command", "main"]
+
+COULD_NOT_RUN: Final = 2
+INTERRUPTED: Final = 130
+
+_EPILOG = """\
+\b
+Exit codes: 0 all is well, 1 there are findings, 2 it could not run, 130 Ctrl-C.
+Start with:  halfstep compare examples/cifar_resnet18.py:task --channels-last --html report.html
+"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(halfstep.__version__, "-V", "--version", message="halfstep %(version)s")
+@click.option("--traceback", "show_traceback", is_flag=True, help="Show the whole traceback of an error.")
+@click.pass_context
+def command(context: click.Context, show_traceback: bool) -> None:  # noqa: FBT001 - click passes flags so
+    """Mixed-precision training in PyTorch that you can trust."""
+    context.obj = {"traceback": show_traceback}
+
+
+command.add_command(compare_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits.
+
+    Args:
+        arguments: The words after `halfstep`; `None` for those of the process.
+
+    Raises:
+        SystemExit: Always, with the exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    show_traceback = "--traceback" in words[:1]
+    try:
+        code = command.main(words, prog_name="halfstep", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = COULD_NOT_RUN
+    except HalfstepError as error:
+        if show_traceback:
+            traceback.print_exc()
+        click.echo(f"halfstep: {error}", err=True)
+        if error.__cause__ is not None and not show_traceback:
+            click.echo("For the whole traceback: halfstep --traceback ...", err=True)
+        code = COULD_NOT_RUN
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("halfstep: interrupted before there was a result.", err=True)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has gone; nobody is left to be told.
+        sys.stderr.close()
+        code = INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        click.echo("halfstep: this is a bug in halfstep; please report it with the traceback above.", err=True)
+        code = COULD_NOT_RUN
+    sys.exit(code)

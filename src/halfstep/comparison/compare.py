@@ -1,0 +1,236 @@
+"""`compare`: what mixed precision does for a task, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal, get_args
+
+from halfstep.comparison.contender import RunOptions
+from halfstep.comparison.parity import Parity, final_loss, first_loss, judge_losses
+from halfstep.comparison.race import Plan, Progress, RaceResult, Tally, race
+from halfstep.comparison.statistics import median_interval
+from halfstep.comparison.verdict import Evidence, conclude, judge
+from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
+from halfstep.hardware import describe_device, matmul_gain, native_precisions, parse_device
+from halfstep.policy import PRECISIONS, parse_precision
+from halfstep.records import SCHEMA, Comparison, Interval, MemoryParts, Precision, PrecisionRun, Settings, Verdict
+from halfstep.task import TaskFactory, load_task
+
+__all__ = ["compare"]
+
+LossScaling = Literal["dynamic", "none"]
+
+_MIB = 2**20
+
+
+def _quiet(done: int, total: int, what: str) -> None:
+    """Tells nobody."""
+
+
+def compare(
+    task: str | TaskFactory,
+    *,
+    precisions: Sequence[str] = PRECISIONS,
+    steps: int = 12,
+    warmup: int = 2,
+    seeds: int | Sequence[int] = 3,
+    device: str = "auto",
+    channels_last: bool = False,
+    compile: bool = False,
+    loss_scale: LossScaling = "dynamic",
+    max_slowdown: float = 10.0,
+    progress: Progress = _quiet,
+) -> Comparison:
+    """Measures what each precision does for a task, against fp32: step time, memory, and whether the training is still the same.
+
+    The precisions run in turns, step by step, in this process, each with its own model, batches and random numbers from the same seed.
+    All of them are held in memory at once.
+
+    Args:
+        task: A task's name, `path/to/file.py:factory` or `package.module:factory`, or the factory itself.
+        precisions: Which ones, of `fp32`, `bf16` and `fp16`. fp32 is the baseline, and is put first whether named or not.
+        steps: Measured steps of each precision for each seed.
+        warmup: Steps before those: they train, but are not timed. At least 1; the last one for each seed is profiled.
+        seeds: How many seeds, counted from 0, or the seeds themselves. One seed shows no spread to judge losses by.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        channels_last: Lay out the model and 4-d inputs channels last, which convolutions prefer.
+        compile: Run the model through `torch.compile`.
+        loss_scale: `dynamic` for fp16 with a `torch.amp.GradScaler`, `none` for fp16 without one.
+        max_slowdown: A precision whose step takes more than so many times the fp32 step is stopped early, if it would take long.
+        progress: Called as `progress(done, total, what)` before each step.
+
+    Returns:
+        The measurements and verdicts. After Ctrl-C, those of what had run until then, with `interrupted` set.
+
+    Raises:
+        TaskError: The task cannot be found, made or run in fp32.
+        ConfigurationError: An argument has a value that is not allowed.
+        InvalidTypeError: An argument is of the wrong type.
+
+    Example:
+        >>> import torch
+        >>> def task(seed: int) -> "halfstep.Task":
+        ...     model = torch.nn.Linear(8, 1)
+        ...     batches = [torch.randn(4, 8)]
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     return halfstep.Task(model=model, optimizer=optimizer, loss=lambda m, x: m(x).square().mean(), batches=batches)
+        >>> import halfstep
+        >>> result = halfstep.compare(task, precisions=["fp32", "bf16"], steps=3, device="cpu")
+        >>> [run.precision for run in result.runs], result.runs[1].steps
+        (['fp32', 'bf16'], 9)
+    """
+    lineup = _line_up(precisions)
+    plan = Plan(
+        steps=_positive(steps, name="steps"),
+        warmup=_positive(warmup, name="warmup"),
+        seeds=_seeds(seeds),
+        max_slowdown=_above_one(max_slowdown),
+    )
+    if loss_scale not in get_args(LossScaling):
+        allowed = " and ".join(get_args(LossScaling))
+        raise ConfigurationError(
+            f"compare(loss_scale={loss_scale!r}): allowed are {allowed}.{did_you_mean(str(loss_scale), known=get_args(LossScaling))}"
+        )
+    place = parse_device(device)
+    options = RunOptions(device=place, channels_last=channels_last, compile=compile, loss_scaling=loss_scale == "dynamic")
+    factory = load_task(task) if isinstance(task, str) else task
+    if not callable(factory):
+        raise InvalidTypeError(f"compare(task=...) takes a task's name or a factory, not a {type(task).__name__}.")
+    result = race(factory, precisions=lineup, plan=plan, options=options, progress=progress)
+    runs = tuple(_run(tally, device_type=place.type) for tally in result.tallies)
+    verdicts = _verdicts(result, runs=runs, options=options)
+    batch = result.tallies[0].samples
+    return Comparison(
+        schema=SCHEMA,
+        task=task if isinstance(task, str) else getattr(factory, "__qualname__", type(factory).__name__),
+        device=describe_device(place),
+        settings=Settings(
+            steps=plan.steps,
+            warmup=plan.warmup,
+            seeds=plan.seeds,
+            batch_size=batch[0] if batch else None,
+            channels_last=channels_last,
+            compile=compile,
+            loss_scale=loss_scale,
+        ),
+        runs=runs,
+        verdicts=verdicts,
+        conclusion=conclude(verdicts, baseline=lineup[0]),
+        interrupted=result.interrupted,
+    )
+
+
+def _line_up(names: Sequence[str]) -> tuple[Precision, ...]:
+    if isinstance(names, str):
+        raise InvalidTypeError(f"compare(precisions={names!r}) takes a sequence of names, such as {names.split(',')!r}.")
+    if not names:
+        raise ConfigurationError(f"compare(precisions=...) is empty. Allowed are {', '.join(PRECISIONS)}.")
+    parsed = [parse_precision(name) for name in names]
+    if "fp32" in parsed:
+        parsed.remove("fp32")
+    return ("fp32", *parsed)
+
+
+def _positive(value: int, *, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidTypeError(f"compare({name}=...) takes a whole number, not {value!r}.")
+    if value < 1:
+        raise ConfigurationError(f"compare({name}={value}) must be 1 or more.")
+    return value
+
+
+def _above_one(value: float) -> float:
+    if not value > 1:
+        raise ConfigurationError(f"compare(max_slowdown={value}) must be above 1; inf never stops a precision early.")
+    return value
+
+
+def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, int):
+        return tuple(range(_positive(seeds, name="seeds")))
+    chosen = tuple(seeds)
+    if not chosen or not all(type(seed) is int and 0 <= seed < 2**32 for seed in chosen):
+        raise ConfigurationError(f"compare(seeds={seeds!r}) takes how many, or whole numbers from 0 to 2**32 - 1.")
+    if len(set(chosen)) < len(chosen):
+        raise ConfigurationError(f"compare(seeds={seeds!r}) names a seed twice; the same seed shows no spread.")
+    return chosen
+
+
+def _run(tally: Tally, *, device_type: str) -> PrecisionRun:
+    times_ms = tuple(seconds * 1e3 for seconds in tally.seconds.values())
+    interval = median_interval(times_ms) if times_ms else None
+    memory = _memory(tally)
+    return PrecisionRun(
+        precision=tally.precision,
+        step_time_ms=interval,
+        samples_per_s=fmean(tally.samples) / interval.median * 1e3 if interval and tally.samples else None,
+        peak_memory_mib=memory and memory.parameters + memory.optimizer + memory.batch + memory.step,
+        memory_source="cuda_allocator" if device_type == "cuda" else "tracked_tensors",
+        first_loss=first_loss(tally.losses),
+        final_loss=final_loss(tally.losses),
+        skipped_steps=sum(map(len, tally.skipped_at)),
+        final_scale=tally.final_scale,
+        steps=len(times_ms),
+        memory=memory,
+        step_times_ms=times_ms,
+        losses=tuple(tally.losses),
+        skipped_at=tuple(tally.skipped_at),
+        note=tally.note,
+        outcome=tally.outcome,
+    )
+
+
+def _memory(tally: Tally) -> MemoryParts | None:
+    if tally.profiled is None:
+        return None
+    held = tally.profiled.memory
+    return MemoryParts(
+        parameters=held.parameters / _MIB,
+        optimizer=held.optimizer / _MIB,
+        batch=held.batch / _MIB,
+        step=tally.profiled.profile.peak_bytes / _MIB,
+    )
+
+
+def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunOptions) -> tuple[Verdict, ...]:
+    baseline = result.tallies[0]
+    verdicts = []
+    for tally, run in list(zip(result.tallies, runs, strict=True))[1:]:
+        evidence = Evidence(
+            device=options.device.type,
+            native=tally.precision in native_precisions(options.device),
+            gain=None if tally.note else matmul_gain(tally.precision, device=options.device),
+            baseline=baseline.profiled and baseline.profiled.profile,
+            profile=tally.profiled and tally.profiled.profile,
+            note=tally.note,
+        )
+        verdicts.append(
+            judge(
+                precision=tally.precision,
+                baseline=baseline.precision,
+                speedup=_speedup(baseline, tally),
+                memory_ratio=_ratio(run.peak_memory_mib, runs[0].peak_memory_mib),
+                parity=_parity(baseline, tally, interrupted=result.interrupted),
+                evidence=evidence,
+            )
+        )
+    return tuple(verdicts)
+
+
+def _speedup(baseline: Tally, other: Tally) -> Interval | None:
+    ratios = [baseline.seconds[at] / seconds for at, seconds in other.seconds.items() if at in baseline.seconds]
+    return median_interval(ratios) if ratios else None
+
+
+def _ratio(value: float | None, baseline: float | None) -> float | None:
+    return value / baseline if value is not None and baseline else None
+
+
+def _parity(baseline: Tally, other: Tally, *, interrupted: bool) -> Parity:
+    if other.note or not interrupted:
+        return judge_losses(baseline.losses, other.losses)
+    # Ctrl-C came between two precisions of a round: what both have run is compared.
+    pairs = [(before, after) for before, after in zip(baseline.losses, other.losses, strict=False) if before and after]
+    cut = [(before[: len(after)], after[: len(before)]) for before, after in pairs]
+    return judge_losses([before for before, _ in cut], [after for _, after in cut])

@@ -1,0 +1,108 @@
+"""Is the training still the same? Losses judged against the spread that the baseline itself shows from seed to seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, final
+
+from halfstep.records import LossParity
+
+__all__ = ["Parity", "final_loss", "first_loss", "judge_losses"]
+
+# A difference below this part of what the baseline learned is of no practical importance, however small the spread is.
+_NEGLIGIBLE: Final = 0.01
+# With a spread above this part of what the baseline learned, nothing short of a disaster would show.
+_BLIND: Final = 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """A judgement about losses and why.
+
+    Attributes:
+        judgement: `same`, `better`, `worse` or `inconclusive`.
+        why: A clause that ends the sentence "The loss is ... :".
+    """
+
+    judgement: LossParity
+    why: str
+
+
+def first_loss(losses: Sequence[Sequence[float]]) -> float | None:
+    """The loss of the first step, averaged over the seeds.
+
+    Example:
+        >>> first_loss([[2.0, 1.0], [4.0, 1.0]])
+        3.0
+    """
+    return fmean(seed[0] for seed in losses) if losses and all(losses) else None
+
+
+def final_loss(losses: Sequence[Sequence[float]]) -> float | None:
+    """The mean loss of the last fifth of the steps, averaged over the seeds; a single step's loss says more about its batch.
+
+    Example:
+        >>> final_loss([[9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 2.0]])
+        1.5
+    """
+    return fmean(map(_tail, losses)) if losses and all(losses) else None
+
+
+def _tail(losses: Sequence[float]) -> float:
+    return fmean(losses[-max(1, len(losses) // 5) :])
+
+
+def judge_losses(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Parity:
+    """Whether a precision trains as the baseline does.
+
+    Both ran on the same seeds, so each seed gives one difference of final losses. Their mean is held against the range of the baseline's
+    own final losses over the seeds: what a mere change of seed does. Within it (or within 1 % of what the baseline learned) the losses
+    are the `same`; beyond it they are `better` or `worse` if every seed agrees on the direction, and `inconclusive` otherwise. The
+    verdict is `inconclusive` too where the seeds show no spread, or one so large that it hides any difference.
+
+    Args:
+        baseline: For each seed the loss of every step.
+        other: The same, of the precision that is judged.
+
+    Example:
+        >>> judge_losses([[2.0, 1.0], [2.0, 1.1]], [[2.0, 1.02], [2.0, 1.09]]).judgement
+        'same'
+        >>> judge_losses([[2.0, 1.0], [2.0, 1.1]], [[2.0, 2.0], [2.0, 2.0]]).judgement
+        'worse'
+    """
+    if not other or [len(seed) for seed in other] != [len(seed) for seed in baseline]:
+        return Parity(judgement="inconclusive", why="it did not run all steps")
+    if [list(seed) for seed in other] == [list(seed) for seed in baseline]:
+        return Parity(judgement="same", why="every loss is identical, bit for bit")
+    before, after = [_tail(seed) for seed in baseline], [_tail(seed) for seed in other]
+    if not all(map(math.isfinite, before)):
+        return Parity(judgement="inconclusive", why="the baseline itself ends with a loss that is not finite")
+    broken = sum(not math.isfinite(loss) for loss in after)
+    if broken:
+        return Parity(judgement="worse", why=f"it is not finite at the end, for {broken} of {len(after)} seeds")
+    return _weigh(before, after, learned=fmean(seed[0] for seed in baseline) - fmean(before))
+
+
+def _weigh(before: Sequence[float], after: Sequence[float], *, learned: float) -> Parity:
+    differences = [late - early for early, late in zip(before, after, strict=True)]
+    difference, spread = fmean(differences), max(before) - min(before)
+    if len(before) < 2:
+        return Parity(judgement="inconclusive", why=f"it differs by {difference:+.2g}, and one seed shows no spread to judge that by")
+    margin = max(spread, _NEGLIGIBLE * abs(learned))
+    scale = f"by {difference:+.2g} on average, where fp32 itself varies by {spread:.2g} from seed to seed"
+    if abs(difference) > margin:
+        if all(each > 0 for each in differences):
+            return Parity(judgement="worse", why=f"it is higher {scale}")
+        if all(each < 0 for each in differences):
+            return Parity(judgement="better", why=f"it is lower {scale}")
+        return Parity(judgement="inconclusive", why=f"it differs {scale}, but not in the same direction for all seeds")
+    if spread > _BLIND * learned:
+        return Parity(
+            judgement="inconclusive",
+            why=f"fp32 itself varies by {spread:.2g} from seed to seed and learned only {max(learned, 0.0):.2g}; run more steps",
+        )
+    return Parity(judgement="same", why=f"it differs {scale}")

@@ -1,0 +1,226 @@
+"""Several precisions run in turns, step by step, so that a slow moment of the machine hits all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final, TypeAlias, final
+
+from halfstep.comparison.contender import Contender, ProfiledStep, RunOptions, StepOverdueError, TimedStep
+from halfstep.errors import HalfstepError
+from halfstep.records import Outcome, Precision
+from halfstep.task import TaskFactory
+
+__all__ = ["Plan", "Progress", "RaceResult", "Tally", "race"]
+
+# A step may always take this long, whatever the baseline takes: to stop earlier saves nobody anything.
+_PATIENCE_S: Final = 10.0
+# A precision that would keep the user waiting longer than this in all, while far slower than the baseline, runs a few steps only.
+_TOTAL_PATIENCE_S: Final = 30.0
+_FEW_STEPS: Final = 3
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many steps a comparison runs.
+
+    Attributes:
+        steps: Measured steps of each precision for each seed.
+        warmup: Steps before those, at least one; the last of them for each seed is profiled.
+        seeds: The seeds.
+        max_slowdown: A precision whose step takes more than so many times the baseline's is cut short.
+    """
+
+    steps: int
+    warmup: int
+    seeds: tuple[int, ...]
+    max_slowdown: float
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What is known of one precision so far.
+
+    Attributes:
+        precision: The precision.
+        seconds: Measured step times by (seed index, round), so that rounds of two precisions can be paired.
+        samples: Samples in each measured step whose batch tells.
+        losses: For each seed the loss of every step.
+        skipped_at: For each seed the numbers of the skipped steps.
+        final_scale: The loss scale after the last step.
+        profiled: The profile of a warm-up step: of all seeds, the one that other programs disturbed least.
+        note: Why it was cut short; empty while it runs.
+        outcome: `complete` unless it was cut short by its slowness or by an error.
+    """
+
+    precision: Precision
+    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    samples: list[int] = field(default_factory=list)
+    losses: list[tuple[float, ...]] = field(default_factory=list)
+    skipped_at: list[tuple[int, ...]] = field(default_factory=list)
+    final_scale: float | None = None
+    profiled: ProfiledStep | None = None
+    note: str = ""
+    outcome: Outcome = "complete"
+
+    def see(self, profiled: ProfiledStep) -> None:
+        """Keeps a profile if its step took less time than the one that is known."""
+        if self.profiled is None or profiled.profile.total_us < self.profiled.profile.total_us:
+            self.profiled = profiled
+
+    def measure(self, timed: TimedStep, *, at: tuple[int, int]) -> None:
+        """Counts a measured step."""
+        self.seconds[at] = timed.seconds
+        if timed.samples is not None:
+            self.samples.append(timed.samples)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceResult:
+    """What a race found.
+
+    Attributes:
+        tallies: One for each precision, in the order in which they were named.
+        interrupted: Whether Ctrl-C ended it early.
+    """
+
+    tallies: tuple[Tally, ...]
+    interrupted: bool
+
+
+def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, options: RunOptions, progress: Progress) -> RaceResult:
+    """Runs the precisions in turns, for one seed after the other.
+
+    Every second round runs in reverse order, so that each precision follows each neighbour as often as it precedes it. The first
+    precision is the baseline: an error in it ends the race, while an error in another is noted and the rest goes on.
+
+    Args:
+        factory: Makes the task.
+        precisions: The baseline and what is compared with it.
+        plan: How many steps.
+        options: How they are run.
+        progress: Called before each step with the number of steps done, of all steps, and what runs now.
+
+    Returns:
+        What was measured; after Ctrl-C, what was measured until then.
+
+    Raises:
+        HalfstepError: The baseline failed.
+        KeyboardInterrupt: Ctrl-C came before the baseline had a measured step.
+    """
+    running = _Race(factory, precisions=precisions, plan=plan, options=options, progress=progress)
+    interrupted = False
+    try:
+        for index in range(len(plan.seeds)):
+            running.run_seed(index)
+    except KeyboardInterrupt:
+        if not running.tallies[0].seconds:
+            raise
+        interrupted = True
+    return RaceResult(tallies=tuple(running.tallies), interrupted=interrupted)
+
+
+@final
+class _Race:
+    """The state of a race."""
+
+    def __init__(
+        self, factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, options: RunOptions, progress: Progress
+    ) -> None:
+        self._factory = factory
+        self._plan = plan
+        self._options = options
+        self._progress = progress
+        self.tallies = [Tally(precision=precision) for precision in precisions]
+        self._done = 0
+        self._contenders: dict[int, Contender] = {}
+        self._baseline_first_s = 0.0
+
+    def run_seed(self, index: int) -> None:
+        """Runs all steps of one seed."""
+        try:
+            for number, tally in enumerate(self.tallies):
+                if not tally.note:
+                    self._guard(number, lambda number=number: self._enter(number, self._plan.seeds[index]))  # type: ignore[misc]
+            for warm in range(self._plan.warmup):
+                for number in list(self._contenders):
+                    self._guard(number, lambda number=number, warm=warm: self._warm_up(number, warm))  # type: ignore[misc]
+            for turn in range(self._plan.steps):
+                order = sorted(self._contenders, reverse=turn % 2 == 1)
+                for number in order:
+                    self._guard(number, lambda number=number, turn=turn: self._measure(number, (index, turn)))  # type: ignore[misc]
+                for number in order:
+                    self._cut_short(number, (index, turn))
+        finally:
+            for number in list(self._contenders):
+                self._leave(number)
+
+    def _guard(self, number: int, act: Callable[[], None]) -> None:
+        """Notes an error in any precision but the baseline, and takes the precision out of the race."""
+        try:
+            act()
+        except StepOverdueError as error:
+            self._drop(number, outcome="stopped", note=f"It {error}.")
+        except HalfstepError as error:
+            if number == 0:
+                raise
+            self._drop(number, outcome="failed", note=str(error))
+
+    def _enter(self, number: int, seed: int) -> None:
+        precision = self.tallies[number].precision
+        self._contenders[number] = Contender(self._factory, precision=precision, seed=seed, options=self._options)
+
+    def _leave(self, number: int) -> None:
+        contender = self._contenders.pop(number, None)
+        if contender is None:
+            return
+        tally = self.tallies[number]
+        tally.losses.append(tuple(contender.losses))
+        tally.skipped_at.append(tuple(contender.skipped_at))
+        tally.final_scale = contender.final_scale
+
+    def _warm_up(self, number: int, warm: int) -> None:
+        contender, tally = self._contenders[number], self.tallies[number]
+        self._tell(f"{tally.precision}, warm-up")
+        limit = None if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_first_s)
+        if warm == self._plan.warmup - 1:
+            timed, profiled = contender.profiled_step(limit_s=limit)
+            tally.see(profiled)
+        else:
+            timed = contender.step(limit_s=limit if warm == 0 else None)
+        if number == 0 and not self._baseline_first_s:
+            self._baseline_first_s = timed.seconds
+
+    def _measure(self, number: int, at: tuple[int, int]) -> None:
+        tally = self.tallies[number]
+        self._tell(f"{tally.precision}, seed {self._plan.seeds[at[0]]}")
+        tally.measure(self._contenders[number].step(), at=at)
+
+    def _cut_short(self, number: int, at: tuple[int, int]) -> None:
+        """Takes a precision out that has run a few steps, each of them many times slower than the baseline's."""
+        tally = self.tallies[number]
+        if number == 0 or number not in self._contenders or len(tally.seconds) < _FEW_STEPS:
+            return
+        slower = fmean(tally.seconds.values()) / fmean(self.tallies[0].seconds.values())
+        left = self._plan.steps * len(self._plan.seeds) - len(tally.seconds)
+        if slower > self._plan.max_slowdown and left * tally.seconds[at] > _TOTAL_PATIENCE_S:
+            note = f"It ran {len(tally.seconds)} measured steps only, since each takes {slower:.0f} times as long as the baseline's."
+            self._drop(number, outcome="stopped", note=note)
+
+    def _drop(self, number: int, *, outcome: Outcome, note: str) -> None:
+        self.tallies[number].outcome = outcome
+        self.tallies[number].note = note
+        self._leave(number)
+
+    def _tell(self, what: str) -> None:
+        per_seed = self._plan.steps + self._plan.warmup
+        # A precision that has left the race has no steps to come.
+        total = sum(per_seed * len(self._plan.seeds) if not tally.note else sum(map(len, tally.losses)) for tally in self.tallies)
+        self._progress(self._done, max(total, self._done + 1), what)
+        self._done += 1

@@ -1,0 +1,171 @@
+"""Measurements to verdicts: how a precision stands against the baseline, and why, in a sentence that a person can act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from halfstep.comparison.parity import Parity
+from halfstep.hardware import StepProfile
+from halfstep.records import Interval, Verdict
+
+__all__ = ["Evidence", "conclude", "expected_gain", "explain", "judge"]
+
+_SMALL_OPERATION_US: Final = {"cpu": 30.0, "cuda": 15.0}
+_MANY_CASTS: Final = 0.15
+_LITTLE_TO_GAIN: Final = 1.3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What explains how fast a precision is.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        native: Whether the device computes the precision in hardware.
+        gain: How many times as fast as in fp32 the device multiplies large matrices; `None` when it was not measured.
+        baseline: The profile of a step of the baseline.
+        profile: The profile of a step of this precision; `None` when there is none.
+        note: Why the precision was cut short; empty if it was not.
+    """
+
+    device: str
+    native: bool
+    gain: float | None
+    baseline: StepProfile | None
+    profile: StepProfile | None
+    note: str
+
+
+def expected_gain(*, share: float, gain: float) -> float:
+    """The most that a step can gain when a share of it becomes faster by a factor: Amdahl's law.
+
+    Args:
+        share: The part of the baseline's time that is spent in what becomes faster, from 0 to 1.
+        gain: How many times as fast that part becomes.
+
+    Example:
+        >>> round(expected_gain(share=0.31, gain=2.0), 2)
+        1.18
+    """
+    return 1 / (1 - share + share / gain)
+
+
+def judge(
+    *, precision: str, baseline: str, speedup: Interval | None, memory_ratio: float | None, parity: Parity, evidence: Evidence
+) -> Verdict:
+    """The verdict on a precision, with its reason."""
+    clauses = [_speed_clause(precision, baseline, speedup=speedup, evidence=evidence)]
+    if memory_ratio is not None:
+        clauses.append(f"peak memory is {memory_ratio:.2f} times that of {baseline}")
+    clauses.append(f"the loss is {_PARITY_WORDS[parity.judgement]}: {parity.why}")
+    return Verdict(
+        precision=precision,
+        baseline=baseline,
+        speedup=speedup,
+        memory_ratio=memory_ratio,
+        loss_parity=parity.judgement,
+        reason="; ".join(clauses) + ".",
+    )
+
+
+_PARITY_WORDS: Final = {"same": "the same", "better": "better", "worse": "worse", "inconclusive": "inconclusive"}
+
+
+def _speed_clause(precision: str, baseline: str, *, speedup: Interval | None, evidence: Evidence) -> str:
+    why = explain(precision, speedup=speedup, evidence=evidence)
+    if speedup is None:
+        said = f"{precision} was not measured ({evidence.note.rstrip('.')})" if evidence.note else f"{precision} was not measured"
+    else:
+        said = _compare_speed(precision, baseline, speedup)
+        if evidence.note:
+            said += f" ({evidence.note[0].lower()}{evidence.note[1:].rstrip('.')})"
+    return f"{said}, because {why}" if why else said
+
+
+def _compare_speed(precision: str, baseline: str, speedup: Interval) -> str:
+    interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+    if speedup.low > 1:
+        return f"{precision} is {speedup.median:.2f} times as fast as {baseline} ({interval})"
+    if speedup.high >= 1:
+        return f"{precision} is as fast as {baseline}, as far as these steps can tell: {speedup.median:.2f} times ({interval})"
+    if speedup.median < 0.5:
+        return f"{precision} is {1 / speedup.median:.0f} times slower than {baseline} ({interval})"
+    return f"{precision} is slower than {baseline}: {speedup.median:.2f} times as fast ({interval})"
+
+
+def explain(precision: str, *, speedup: Interval | None, evidence: Evidence) -> str:
+    """Why a precision is as fast as it is: a clause to follow "because", or an empty string where nothing measured explains it.
+
+    Example:
+        >>> emulated = Evidence(device="cpu", native=False, gain=None, baseline=None, profile=None, note="")
+        >>> explain("fp16", speedup=None, evidence=emulated)
+        'this CPU does not compute fp16 training in hardware, so torch emulates it'
+    """
+    if precision == "fp32":
+        return ""
+    place = "this CPU" if evidence.device == "cpu" else "this GPU"
+    if not evidence.native and (speedup is None or speedup.low <= 1):
+        return f"{place} does not compute {precision} training in hardware, so torch emulates it{_slowest_clause(evidence)}"
+    if evidence.baseline is None or evidence.gain is None or speedup is None:
+        return ""
+    share, most = evidence.baseline.lowered_share, expected_gain(share=evidence.baseline.lowered_share, gain=evidence.gain)
+    spent = f"{_percent(share)} of the fp32 step is spent in operations that autocast lowers"
+    if speedup.low <= 1 and evidence.baseline.mean_operation_us < _SMALL_OPERATION_US[evidence.device]:
+        return (
+            f"the {evidence.baseline.operations} operations of a step take {evidence.baseline.mean_operation_us:.0f} µs on average, so their "
+            "overhead counts more than their arithmetic; a larger batch or wider layers would gain more"
+        )
+    if most < _LITTLE_TO_GAIN:
+        faster = f"{place} multiplies {precision} matrices {evidence.gain:.1f} times as fast"
+        return f"only {spent} and {faster}, so {most:.1f}x is the most to expect"
+    if speedup.low > 1:
+        return f"{spent}, and {place} multiplies {precision} matrices {evidence.gain:.1f} times as fast as fp32 ones"
+    if evidence.profile is not None and evidence.profile.cast_share > _MANY_CASTS:
+        return f"casts between precisions take {_percent(evidence.profile.cast_share)} of its step"
+    return ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _slowest_clause(evidence: Evidence) -> str:
+    profile = evidence.profile
+    if profile is None or profile.slowest_share < 0.5:
+        return ""
+    return f"; {_percent(profile.slowest_share)} of the step goes into {profile.slowest}"
+
+
+def conclude(verdicts: tuple[Verdict, ...], *, baseline: str) -> str:
+    """What to do, with its reason: the fastest precision that trains as the baseline does, or the baseline.
+
+    Example:
+        >>> conclude((), baseline="fp32")
+        'Nothing was compared with fp32.'
+    """
+    others = [verdict for verdict in verdicts if verdict.precision != baseline]
+    if not others:
+        same = [verdict for verdict in verdicts if verdict.loss_parity == "same"]
+        return f"{baseline} was compared with itself: {verdicts[-1].reason}" if same else f"Nothing was compared with {baseline}."
+    faster = sorted(
+        (verdict for verdict in others if verdict.speedup is not None and verdict.speedup.low > 1),
+        key=lambda verdict: -(verdict.speedup.median if verdict.speedup is not None else 0.0),
+    )
+    sound = [verdict for verdict in faster if verdict.loss_parity in {"same", "better"}]
+    if sound:
+        return f"Use {sound[0].precision}: {sound[0].reason}"
+    if faster and faster[0].loss_parity == "inconclusive":
+        return f"{faster[0].precision} looks promising, but is not proven; run more steps or seeds: {faster[0].reason}"
+    saving = [verdict for verdict in others if _saves_memory(verdict)]
+    if saving:
+        return f"Use {saving[0].precision} for its memory, not for its speed: {saving[0].reason}"
+    worst = min(others, key=lambda verdict: verdict.loss_parity != "worse")
+    return f"Stay with {baseline}: {worst.reason}"
+
+
+def _saves_memory(verdict: Verdict) -> bool:
+    no_slower = verdict.speedup is not None and verdict.speedup.high >= 1
+    lighter = verdict.memory_ratio is not None and verdict.memory_ratio < 0.95
+    return no_slower and lighter and verdict.loss_parity in {"same", "better"}

@@ -1,0 +1,81 @@
+"""Files that are either written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from halfstep.errors import ConfigurationError
+
+__all__ = ["check_writable", "write_text"]
+
+
+def check_writable(path: Path) -> None:
+    """Makes sure, before long work, that a file can be written in the end.
+
+    Raises:
+        ConfigurationError: The path is a folder, or its folder does not exist or may not be written to.
+
+    Example:
+        >>> check_writable(Path("no/such/folder/report.html"))
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.ConfigurationError: Cannot write no/such/folder/report.html: there is no folder no/such/folder. Make it first.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise ConfigurationError(f"Cannot write {path}: it is a folder. Name a file in it.")
+    if not folder.is_dir():
+        raise ConfigurationError(f"Cannot write {path}: there is no folder {folder}. Make it first.")
+    if _is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigurationError(f"Cannot write {path}: no permission.")
+    elif not os.access(_target(path).parent, os.W_OK):
+        raise ConfigurationError(f"Cannot write {path}: no permission to write in the folder {_target(path).parent}.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8; a reader sees the old file or the whole new one, whatever happens in between.
+
+    A symbolic link stays one: the file that it leads to is replaced. Devices and pipes, such as `/dev/stdout`, are written to directly.
+
+    Raises:
+        ConfigurationError: The file cannot be written; the old one, if there was one, is untouched.
+    """
+    check_writable(path)
+    try:
+        if _is_stream(path):
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(_target(path), text)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a device or a pipe, which must not be replaced by a file."""
+    return path.exists() and not path.is_file()
+
+
+def _target(path: Path) -> Path:
+    return path.resolve() if path.is_symlink() else path
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        part.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read.
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,50 @@
+"""Which precision a computation runs in."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final, cast, get_args
+
+import torch
+
+from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
+from halfstep.records import Precision
+
+__all__ = ["DTYPES", "PRECISIONS", "parse_precision"]
+
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+
+DTYPES: Final = MappingProxyType[Precision, torch.dtype]({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
+
+
+def parse_precision(text: str, *, besides: tuple[str, ...] = ()) -> Precision:
+    """The precision that a name stands for.
+
+    Args:
+        text: `fp32`, `bf16` or `fp16`.
+        besides: Other names that the caller accepts and has dealt with, for the message of an error.
+
+    Raises:
+        InvalidTypeError: `text` is no string.
+        ConfigurationError: `text` is another string.
+
+    Example:
+        >>> parse_precision("bf16")
+        'bf16'
+        >>> parse_precision("float16")
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.ConfigurationError: Unknown precision 'float16'. Allowed are fp32, bf16 and fp16.
+    """
+    if not isinstance(cast("object", text), str):
+        raise InvalidTypeError(f"A precision is named by a string, one of {_listed(besides)}, not {text!r}.")
+    for precision in PRECISIONS:
+        if text == precision:
+            return precision
+    known = (*besides, *PRECISIONS)
+    raise ConfigurationError(f"Unknown precision {text!r}. Allowed are {_listed(besides)}.{did_you_mean(text, known=known)}")
+
+
+def _listed(besides: tuple[str, ...]) -> str:
+    *first, last = (*besides, *PRECISIONS)
+    return f"{', '.join(first)} and {last}"

@@ -1,0 +1,29 @@
+"""Records as documents, and documents on a terminal or as one HTML file. Nothing here loads torch.
+
+Example:
+    >>> document = Document(kind="Precision comparison", title="digits", conclusion="Train in bf16: it is faster.")
+    >>> "Train in bf16" in render_html(document)
+    True
+"""
+
+from halfstep.report.comparison import comparison_document
+from halfstep.report.document import Axis, Card, Column, Document, Fact, Figure, Item, Section, Series, Table
+from halfstep.report.html import render_html, write_html
+from halfstep.report.terminal import print_document
+
+__all__ = [
+    "Axis",
+    "Card",
+    "Column",
+    "Document",
+    "Fact",
+    "Figure",
+    "Item",
+    "Section",
+    "Series",
+    "Table",
+    "comparison_document",
+    "print_document",
+    "render_html",
+    "write_html",
+]

@@ -1,0 +1,197 @@
+"""What a comparison of precisions looks like as a document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from halfstep.records import Comparison, Interval, LossParity, MemorySource, Verdict
+from halfstep.report.comparison_figures import loss_figure, memory_figure, step_time_figure
+from halfstep.report.contenders import Contender, contenders
+from halfstep.report.document import Card, Column, Document, Fact, Item, Section, Table, Tone
+from halfstep.report.quantities import MISSING, TIMES, Unit, interval_texts, memory_unit, number_text, ratio_text, time_unit
+
+__all__ = ["comparison_document"]
+
+_BASELINE = "baseline"
+
+_MEMORY_SOURCES: dict[MemorySource, str] = {
+    "cuda_allocator": "what CUDA's allocator handed out",
+    "tracked_tensors": "what torch's CPU allocator handed out to tensors",
+}
+
+_PARITY_TONES: dict[LossParity, Tone] = {"same": "good", "better": "good", "worse": "bad", "inconclusive": "neutral"}
+
+
+def comparison_document(comparison: Comparison) -> Document:
+    """The document that shows a comparison: what to do first, then the numbers, then how they came about.
+
+    Args:
+        comparison: What was measured. Whatever could not be measured is shown as an en dash.
+
+    Example:
+        >>> from halfstep.records import SCHEMA, Device, Settings
+        >>> device = Device(type="cpu", name="Xeon", native=("fp32", "bf16"), threads=2, torch="2.13.0", python="3.11.7")
+        >>> settings = Settings(
+        ...     steps=40, warmup=5, seeds=(0, 1), batch_size=32, channels_last=False, compile=False, loss_scale="dynamic"
+        ... )
+        >>> comparison = Comparison(
+        ...     schema=SCHEMA, task="digits", device=device, settings=settings, runs=(), verdicts=(), conclusion="Train in fp32.",
+        ...     interrupted=False,
+        ... )
+        >>> comparison_document(comparison).conclusion
+        'Train in fp32.'
+    """
+    runs = contenders(comparison)
+    unit = memory_unit(one.run.peak_memory_mib for one in runs)
+    sections = (
+        Section(title="Verdicts", cards=tuple(_card(one, baseline=runs[0], unit=unit) for one in runs if one.verdict is not None)),
+        Section(title="Summary", tables=(_summary(runs, unit=unit),) if runs else ()),
+        Section(title="Incomplete runs", items=tuple(Item(label=one.label, text=one.run.note) for one in runs if one.run.note)),
+        Section(title="Loss", figures=loss_figure(runs, settings=comparison.settings)),
+        Section(title="Step time", figures=step_time_figure(runs)),
+        Section(title="Peak memory", figures=memory_figure(runs)),
+        Section(title="Machine and settings", tables=(_circumstances(comparison),)),
+    )
+    return Document(
+        kind="Precision comparison",
+        title=comparison.task,
+        subtitle=_subtitle(comparison, runs),
+        conclusion=comparison.conclusion,
+        notices=_notices(comparison, runs),
+        sections=tuple(section for section in sections if section.cards or section.tables or section.items or section.figures),
+    )
+
+
+def _subtitle(comparison: Comparison, runs: tuple[Contender, ...]) -> str:
+    seeds, steps = len(comparison.settings.seeds), comparison.settings.steps
+    plan = f"{seeds} seed{'s' * (seeds != 1)} of {steps} measured step{'s' * (steps != 1)}"
+    names = " vs ".join(one.label for one in runs)
+    return " · ".join(part for part in (names, comparison.device.name, plan) if part)
+
+
+def _notices(comparison: Comparison, runs: tuple[Contender, ...]) -> tuple[str, ...]:
+    if not comparison.interrupted:
+        return ()
+    planned = comparison.settings.steps * len(comparison.settings.seeds)
+    done = ", ".join(f"{one.run.steps} in {one.label}" for one in runs)
+    progress = f" Of {planned} planned steps, these were measured: {done}." if done else ""
+    return (f"The comparison was interrupted before all steps had run.{progress} Read the numbers as preliminary.",)
+
+
+def _card(contender: Contender, *, baseline: Contender, unit: Unit) -> Card:
+    verdict = contender.verdict
+    assert verdict is not None, "only a contender with a verdict has a card"
+    return Card(
+        title=contender.label,
+        text=verdict.reason,
+        facts=(
+            _speedup_fact(verdict.speedup),
+            _memory_fact(verdict, contender=contender, baseline=baseline, unit=unit),
+            Fact(
+                label="Loss parity",
+                value=verdict.loss_parity,
+                detail=f"{number_text(contender.run.final_loss)} against {number_text(baseline.run.final_loss)}",
+                tone=_PARITY_TONES[verdict.loss_parity],
+            ),
+        ),
+        role=contender.label,
+    )
+
+
+def _speedup_fact(speedup: Interval | None) -> Fact:
+    if speedup is None:
+        return Fact(label="Speed-up", value=MISSING, detail="not measured")
+    tone: Tone = "neutral"
+    if speedup.median > 1:
+        tone = "good"
+    elif speedup.high < 1:
+        tone = "bad"
+    detail = f"95 %: {interval_texts(speedup, digits=3)[1]}"
+    return Fact(label="Speed-up", value=ratio_text(speedup.median), detail=detail, tone=tone)
+
+
+def _memory_fact(verdict: Verdict, *, contender: Contender, baseline: Contender, unit: Unit) -> Fact:
+    ratio = verdict.memory_ratio
+    if ratio is None:
+        return Fact(label="Peak memory", value=MISSING, detail="not measured")
+    tone: Tone = "neutral"
+    # The ratio has no interval; a difference below 2 % is no reason to choose a precision.
+    if math.isfinite(ratio) and abs(ratio - 1) >= 0.02:
+        tone = "good" if ratio < 1 else "bad"
+    detail = f"{_scaled(contender.run.peak_memory_mib, unit)} of {_scaled(baseline.run.peak_memory_mib, unit)} {unit.name}"
+    return Fact(label="Peak memory", value=ratio_text(ratio), detail=detail, tone=tone)
+
+
+def _scaled(value: float | None, unit: Unit) -> str:
+    return number_text(None if value is None else value * unit.factor)
+
+
+def _summary(runs: tuple[Contender, ...], *, unit: Unit) -> Table:
+    """Metrics down, precisions across: it fits a terminal and a phone, and like stands beside like."""
+    baseline = runs[0]
+    time = time_unit(one.run.step_time_ms.median if one.run.step_time_ms else None for one in runs)
+
+    def judged(of_verdict: Callable[[Verdict], str]) -> Callable[[Contender], str]:
+        def text(one: Contender) -> str:
+            if one is baseline:
+                return _BASELINE
+            return MISSING if one.verdict is None else of_verdict(one.verdict)
+
+        return text
+
+    metrics: tuple[tuple[str, Callable[[Contender], str]], ...] = (
+        (f"Step time ({time.name})", lambda one: interval_texts(one.run.step_time_ms, factor=time.factor)[0]),
+        ("95 % of step time", lambda one: interval_texts(one.run.step_time_ms, factor=time.factor)[1]),
+        ("Samples/s", lambda one: number_text(one.run.samples_per_s)),
+        ("Speed-up", judged(lambda verdict: interval_texts(verdict.speedup, digits=3, suffix=TIMES)[0])),
+        ("95 % of speed-up", lambda one: interval_texts(one.verdict.speedup if one.verdict else None, digits=3)[1]),
+        (f"Peak memory ({unit.name})", lambda one: _scaled(one.run.peak_memory_mib, unit)),
+        ("Peak memory ratio", judged(lambda verdict: ratio_text(verdict.memory_ratio))),
+        ("First loss", lambda one: number_text(one.run.first_loss)),
+        ("Final loss", lambda one: number_text(one.run.final_loss)),
+        ("Loss parity", judged(lambda verdict: verdict.loss_parity)),
+        ("Skipped steps", lambda one: str(one.run.skipped_steps)),
+        ("Final scale", lambda one: _scale_text(one.run.final_scale)),
+        ("Measured steps", lambda one: str(one.run.steps)),
+    )
+    return Table(
+        columns=(Column(header="Metric"), *(Column(header=one.label, alignment="right", role=one.label) for one in runs)),
+        rows=tuple((name, *(text(one) for one in runs)) for name, text in metrics),
+        caption=f"Step time and speed-up are medians, with their 95 % intervals below. {_memory_caption(runs)}",
+    )
+
+
+def _memory_caption(runs: tuple[Contender, ...]) -> str:
+    labels: dict[MemorySource, list[str]] = {}
+    for one in runs:
+        labels.setdefault(one.run.memory_source, []).append(one.label)
+    if len(labels) == 1:
+        (source,) = labels
+        return f"Peak memory is {_MEMORY_SOURCES[source]} during one step."
+    parts = "; ".join(f"for {', '.join(names)} {_MEMORY_SOURCES[source]}" for source, names in labels.items())
+    return f"Peak memory is, during one step: {parts}. The two cannot be compared with each other."
+
+
+def _scale_text(scale: float | None) -> str:
+    # Scales are powers of two that people know by heart, so they are never rounded or written with an exponent.
+    return f"{scale:.15g}" if scale is not None and math.isfinite(scale) else number_text(scale)
+
+
+def _circumstances(comparison: Comparison) -> Table:
+    device, settings = comparison.device, comparison.settings
+    rows = (
+        ("Device", f"{device.name} ({device.type})"),
+        ("Precisions in hardware", ", ".join(device.native) or MISSING),
+        ("CPU threads", str(device.threads)),
+        ("torch", device.torch),
+        ("Python", device.python),
+        ("Seeds", ", ".join(map(str, settings.seeds))),
+        ("Measured steps of each seed", str(settings.steps)),
+        ("Warm-up steps before those", str(settings.warmup)),
+        ("Batch size", MISSING if settings.batch_size is None else str(settings.batch_size)),
+        ("Channels last", "yes" if settings.channels_last else "no"),
+        ("torch.compile", "yes" if settings.compile else "no"),
+        ("Loss scaling of fp16", settings.loss_scale),
+    )
+    return Table(columns=(Column(header="Setting"), Column(header="Value")), rows=rows)

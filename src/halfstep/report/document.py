@@ -1,0 +1,258 @@
+"""A report as a value: titled sections of text, cards, tables and figures, before anyone decides how it looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+__all__ = ["Axis", "Card", "Column", "Document", "Fact", "Figure", "Item", "Section", "Series", "Table"]
+
+Alignment = Literal["left", "right"]
+Emphasis = Literal["normal", "faint", "marks"]
+FigureKind = Literal["lines", "distribution", "stacked_bars"]
+Scale = Literal["linear", "log"]
+Tone = Literal["neutral", "good", "bad"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        header: What stands above the column; the first column of a table names its rows.
+        alignment: `left` for text, `right` for numbers.
+        role: What the column is about, for example a precision: everything with one role has one colour.
+
+    Example:
+        >>> Column(header="bf16", alignment="right", role="bf16").alignment
+        'right'
+    """
+
+    header: str
+    alignment: Alignment = "left"
+    role: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under columns.
+
+    Attributes:
+        columns: The columns, the one that names the rows first.
+        rows: One text for each column.
+        caption: What a reader must know to read the numbers; empty when nothing.
+
+    Raises:
+        ValueError: A row has more or fewer cells than there are columns.
+
+    Example:
+        >>> table = Table(columns=(Column(header="Metric"), Column(header="bf16", alignment="right")), rows=(("Skipped steps", "0"),))
+        >>> table.rows[0][1]
+        '0'
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"A row of this table has {len(row)} cells, but the table has {len(self.columns)} columns: {row!r}.")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What one direction of a figure means.
+
+    Attributes:
+        label: What is drawn along it.
+        unit: The unit of its numbers; empty for counts and names.
+        scale: `linear`, or `log` where the values span too much for one linear axis.
+
+    Example:
+        >>> str(Axis(label="Step time", unit="ms"))
+        'Step time (ms)'
+    """
+
+    label: str
+    unit: str = ""
+    scale: Scale = "linear"
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One set of values in a figure.
+
+    Attributes:
+        name: What the legend calls it.
+        x: Where each value of `y` stands: numbers for lines, names for bars, empty for a distribution.
+        y: The values. What is not finite is not drawn.
+        role: What the series is about, for example a precision: everything with one role has one colour.
+        emphasis: `normal`, `faint` for the members behind a mean, or `marks` for events that are points and not a line.
+
+    Raises:
+        ValueError: `x` and `y` have different lengths, and `x` is not empty.
+
+    Example:
+        >>> Series(name="bf16", x=(1, 2), y=(0.9, 0.7), role="bf16").emphasis
+        'normal'
+    """
+
+    name: str
+    x: tuple[float, ...] | tuple[str, ...] = ()
+    y: tuple[float, ...]
+    role: str = ""
+    emphasis: Emphasis = "normal"
+
+    def __post_init__(self) -> None:
+        if self.x and len(self.x) != len(self.y):
+            raise ValueError(f"The series {self.name!r} has {len(self.x)} positions for {len(self.y)} values.")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Series on two axes.
+
+    Attributes:
+        title: What the figure shows.
+        kind: `lines` (values along x), `distribution` (one box with its points for each series) or `stacked_bars` (one bar for each name
+            in `x`, one part for each series).
+        x: The horizontal axis.
+        y: The vertical axis.
+        series: What is drawn, in the order of the legend.
+        caption: How to read it; empty when it speaks for itself.
+        table: The same numbers as text, for whoever cannot see or run the figure.
+
+    Example:
+        >>> loss = Series(name="fp32", x=(1, 2), y=(0.9, 0.7))
+        >>> Figure(title="Loss", kind="lines", x=Axis(label="Step"), y=Axis(label="Loss"), series=(loss,)).table is None
+        True
+    """
+
+    title: str
+    kind: FigureKind
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    caption: str = ""
+    table: Table | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One number that matters, with its name.
+
+    Attributes:
+        label: What is known.
+        value: The number or the word.
+        detail: How sure it is, or what it is measured against.
+        tone: Whether that is good news.
+
+    Example:
+        >>> Fact(label="Peak memory", value="62 %", detail="of fp32", tone="good").value
+        '62 %'
+    """
+
+    label: str
+    value: str
+    detail: str = ""
+    tone: Tone = "neutral"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What there is to say about one thing: a judgement in words and the facts that carry it.
+
+    Attributes:
+        title: The thing.
+        text: The judgement.
+        facts: The numbers behind it.
+        role: What the card is about: everything with one role has one colour.
+
+    Example:
+        >>> Card(title="bf16", text="Use it: faster, with the same loss.").facts
+        ()
+    """
+
+    title: str
+    text: str = ""
+    facts: tuple[Fact, ...] = ()
+    role: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A line of a list: a name and what is said of it.
+
+    Example:
+        >>> Item(label="fp16", text="Stopped after one step: it is emulated on this processor.").label
+        'fp16'
+    """
+
+    label: str
+    text: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled part of a document. Its parts are shown in the order of these fields.
+
+    Attributes:
+        title: The heading.
+        paragraphs: Text.
+        cards: Judgements with their facts.
+        items: A list of names and what is said of each.
+        tables: Tables.
+        figures: Figures; a terminal leaves them out.
+
+    Example:
+        >>> Section(title="Notes", paragraphs=("All went well.",)).tables
+        ()
+    """
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    cards: tuple[Card, ...] = ()
+    items: tuple[Item, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        kind: What sort of report it is.
+        title: What it is about, for example the name of the task.
+        subtitle: Where and how it was made, in one line.
+        conclusion: What to do, in one sentence with its reason.
+        notices: What a reader must know before trusting the numbers.
+        sections: The rest, most important first.
+
+    Example:
+        >>> document = Document(kind="Precision comparison", title="digits", conclusion="Train in bf16: it is faster.")
+        >>> document.sections
+        ()
+    """
+
+    kind: str
+    title: str
+    subtitle: str = ""
+    conclusion: str
+    notices: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
