@@ -52,7 +52,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = x + self.attend(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        change: Tensor = self.mlp(self.norm2(x))
+        return x + change
 
     def attend(self, x: Tensor) -> Tensor:
         """What each position gathers from itself and the positions before it: (batch, length, width) in and out."""
@@ -75,10 +76,6 @@ class CharTransformer(nn.Module):
         self.blocks = nn.Sequential(*[Block() for _ in range(N_LAYERS)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, len(VOCABULARY), bias=False)
-        # As in GPT-2: small weights make every character about equally likely at first, so the loss begins at ln(vocabulary).
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, indices: Tensor) -> Tensor:  # noqa: D102
         positions = torch.arange(indices.shape[1], device=indices.device)
@@ -113,3 +110,40 @@ def task(seed: int) -> Task:
         loss=loss,
         batches=draw_batches(seed),
     )
+
+
+@torch.no_grad()
+def write(model: nn.Module, prompt: str, *, length: int, device: torch.device) -> str:
+    """The prompt and what the model writes after it, each character drawn from the probabilities that the model gives."""
+    model.eval()
+    indices = torch.tensor([[INDEX[character] for character in prompt]], device=device)
+    for _ in range(length):
+        logits = model(indices[:, -CONTEXT:])[:, -1]
+        following = torch.multinomial(logits.softmax(dim=-1), num_samples=1)
+        indices = torch.cat([indices, following], dim=1)
+    return "".join(VOCABULARY[index] for index in indices[0].tolist())
+
+
+def main() -> None:
+    """Trains for a few steps and shows what the model then writes."""
+    parser = argparse.ArgumentParser(description="Train a character-level Transformer in mixed precision.")
+    parser.add_argument("--precision", default="auto", help="auto, fp32, bf16 or fp16 (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the weights and the pieces of text (default: %(default)s)")
+    args = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    problem = task(args.seed)
+    model = problem.model.to(device)
+    amp = MixedPrecision(model, problem.optimizer, precision=args.precision)
+    for characters, following in islice(problem.batches, args.steps):
+        batch = (characters.to(device), following.to(device))
+        record = amp.train_step(problem.loss, model, batch)
+        if record.step % 10 == 0:
+            note = "  skipped" if record.skipped else ""
+            print(f"step {record.step:4d}  {record.precision}  loss {record.loss:.3f}  {record.step_time_s:.2f} s{note}", flush=True)
+    print(write(model, "The ", length=200, device=device))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from halfstep.records import (
@@ -9,7 +11,11 @@ from halfstep.records import (
     Comparison,
     Device,
     Interval,
+    LossParity,
     MemoryParts,
+    MemorySource,
+    Outcome,
+    Precision,
     PrecisionRun,
     Settings,
     StepRecord,
@@ -46,7 +52,7 @@ def texts() -> st.SearchStrategy[str]:
 
 
 def precisions() -> st.SearchStrategy[str]:
-    return st.sampled_from(["fp32", "bf16", "fp16"])
+    return st.sampled_from(get_args(Precision))
 
 
 def _tuples(items: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
@@ -100,7 +106,7 @@ def precision_runs() -> st.SearchStrategy[PrecisionRun]:
         step_time_ms=st.none() | intervals(),
         samples_per_s=st.none() | floats(),
         peak_memory_mib=st.none() | floats(),
-        memory_source=st.sampled_from(["cuda_allocator", "tracked_tensors"]),
+        memory_source=st.sampled_from(get_args(MemorySource)),
         first_loss=st.none() | floats(),
         final_loss=st.none() | floats(),
         skipped_steps=st.integers(),
@@ -111,6 +117,7 @@ def precision_runs() -> st.SearchStrategy[PrecisionRun]:
         losses=_tuples(_tuples(floats())),
         skipped_at=_tuples(_tuples(st.integers())),
         note=texts(),
+        outcome=st.sampled_from(get_args(Outcome)),
     )
 
 
@@ -121,7 +128,7 @@ def verdicts() -> st.SearchStrategy[Verdict]:
         baseline=precisions(),
         speedup=st.none() | intervals(),
         memory_ratio=st.none() | floats(),
-        loss_parity=st.sampled_from(["same", "better", "worse", "inconclusive"]),
+        loss_parity=st.sampled_from(get_args(LossParity)),
         reason=texts(),
     )
 

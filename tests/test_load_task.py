@@ -6,9 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
+import halfstep
 from halfstep.errors import TaskError
 from halfstep.task import blame, load_task, make_task
 
@@ -109,10 +112,22 @@ class TestFiles:
     """`load_task("path/to/file.py:factory")`."""
 
     @pytest.mark.parametrize(
-        "name", ["train.py", "deep/er/train.py", "with space/my train.py", "größe/训练.py", "a.b.c.py", "hyphen-ated.py", "1.py"]
+        "name",
+        [
+            "train.py",
+            "deep/er/train.py",
+            "with space/my train.py",
+            "größe/训练.py",
+            "a.b.c.py",
+            "hyphen-ated.py",
+            "1.py",
+            "co:lon/train.py",
+        ],
     )
     def test_a_file_is_loaded(self, write: Write, name: str) -> None:
-        assert tag_of(f"{write(name, tag=name)}:task") == name
+        path = write(name, tag=name)
+        assert tag_of(f"{path}:task") == name
+        assert load_task(f"{path}:task").__module__.isidentifier()
 
     def test_a_relative_path_starts_at_the_working_directory(self, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write("tasks/train.py", tag="relative")
@@ -272,7 +287,7 @@ class TestModules:
         with pytest.raises(TaskError, match=rf"^There is no module '{name}': no package or file '{missing}' is on sys\.path\.$"):
             load_task(f"{name}:task")
 
-    @pytest.mark.parametrize("missing", ["nonexistent_package_of_a_task", "module_of_tasks_more"])
+    @pytest.mark.parametrize("missing", ["nonexistent_package_of_a_task", "module_of_tasks_more", "module_of_t"])
     def test_a_module_that_misses_another_is_not_missing_itself(self, write: Write, missing: str, tmp_path: Path) -> None:
         write("module_of_tasks.py", f"import {missing}")
         message = (
@@ -320,6 +335,12 @@ def caught(function: Callable[[], object]) -> Exception:
     raise AssertionError("nothing was raised")
 
 
+def fault_in(path: Path) -> Exception:
+    """A fault in code that seems to lie in a file."""
+    code = compile("1 / 0", str(path), "exec")
+    return caught(lambda: exec(code))
+
+
 class TestBlame:
     def test_the_innermost_line_of_the_users_is_named(self) -> None:
         def inner() -> object:
@@ -349,6 +370,18 @@ class TestBlame:
         path = write(f"{folder}/train.py", "def task(seed): return 1 / 0")
         error = caught(lambda: load_task(f"{path}:task")(0))
         assert blame(error) == f"ZeroDivisionError: division by zero ({path}:1, in task)"
+
+    @pytest.mark.parametrize("module", [halfstep, torch, json, sys.modules["dataclasses"]])
+    def test_code_that_is_not_the_users_is_passed_over(self, module: ModuleType) -> None:
+        assert (
+            blame(fault_in(Path(str(module.__file__))))
+            == f"ZeroDivisionError: division by zero ({__file__}:{fault_in.__code__.co_firstlineno + 3}, in <lambda>)"
+        )
+
+    def test_a_folder_beside_halfstep_that_is_called_alike_is_the_users(self) -> None:
+        folder = Path(halfstep.__file__).parent
+        path = folder.with_name(f"{folder.name}_experiments") / "train.py"
+        assert blame(fault_in(path)) == f"ZeroDivisionError: division by zero ({path}:1, in <module>)"
 
     def test_installed_packages_are_passed_over(self, write: Write) -> None:
         path = write("lib/site-packages/installed.py", "def task(seed): return 1 / 0")

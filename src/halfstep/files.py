@@ -23,16 +23,10 @@ def check_writable(path: Path) -> None:
         ...
         halfstep.errors.ConfigurationError: Cannot write no/such/folder/report.html: there is no folder no/such/folder. Make it first.
     """
-    folder = path.parent
-    if path.is_dir():
-        raise ConfigurationError(f"Cannot write {path}: it is a folder. Name a file in it.")
-    if not folder.is_dir():
-        raise ConfigurationError(f"Cannot write {path}: there is no folder {folder}. Make it first.")
-    if _is_stream(path):
-        if not os.access(path, os.W_OK):
-            raise ConfigurationError(f"Cannot write {path}: no permission.")
-    elif not os.access(_target(path).parent, os.W_OK):
-        raise ConfigurationError(f"Cannot write {path}: no permission to write in the folder {_target(path).parent}.")
+    try:
+        _check(path)
+    except OSError as error:  # Such as a name that is too long to ask about.
+        raise ConfigurationError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -53,13 +47,26 @@ def write_text(path: Path, text: str) -> None:
         raise ConfigurationError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
+def _check(path: Path) -> None:
+    folder = path.parent
+    if path.is_dir():
+        raise ConfigurationError(f"Cannot write {path}: it is a folder. Name a file in it.")
+    if not folder.is_dir():
+        raise ConfigurationError(f"Cannot write {path}: there is no folder {folder}. Make it first.")
+    if _is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigurationError(f"Cannot write {path}: no permission.")
+    elif not os.access(_target(path).parent, os.W_OK):
+        raise ConfigurationError(f"Cannot write {path}: no permission to write in the folder {_target(path).parent}.")
+
+
 def _is_stream(path: Path) -> bool:
     """Whether it is a device or a pipe, which must not be replaced by a file."""
     return path.exists() and not path.is_file()
 
 
 def _target(path: Path) -> Path:
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _replace(path: Path, text: str) -> None:

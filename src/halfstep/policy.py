@@ -46,5 +46,5 @@ def parse_precision(text: str, *, besides: tuple[str, ...] = ()) -> Precision:
 
 
 def _listed(besides: tuple[str, ...]) -> str:
-    *first, last = (*besides, *PRECISIONS)
-    return f"{', '.join(first)} and {last}"
+    names = (*besides, *PRECISIONS)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from tests.strategies import comparisons
 
 from halfstep.errors import RecordFormatError
 from halfstep.records import (
@@ -22,6 +21,7 @@ from halfstep.records import (
     Settings,
     Verdict,
 )
+from tests.strategies import comparisons
 
 FP32 = PrecisionRun(
     precision="fp32",

@@ -5,10 +5,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests import samples
 
 from halfstep.records import Comparison, Interval, LossParity
 from halfstep.report import Card, Document, Section, comparison_document
+from tests import samples
 
 
 def section(document: Document, title: str) -> Section:
@@ -151,7 +151,8 @@ def test_the_memory_source_is_stated_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "tone"), [(1.01, 1.2, "good"), (0.8, 0.99, "bad"), (0.9, 1.1, "neutral"), (math.nan, math.nan, "neutral")]
+    ("low", "high", "tone"),
+    [(1.01, 1.2, "good"), (0.8, 0.99, "bad"), (0.95, 1.3, "neutral"), (0.7, 1.05, "neutral"), (math.nan, math.nan, "neutral")],
 )
 def test_a_speedup_is_good_news_only_when_its_whole_interval_is(low: float, high: float, tone: str) -> None:
     verdict = samples.verdict("bf16", speedup=Interval(median=(low + high) / 2, low=low, high=high))

@@ -5,11 +5,11 @@ from statistics import median
 from typing import Any
 
 import pytest
-from tests import samples
 
 from halfstep.report import Figure, Series
 from halfstep.report.comparison_figures import loss_figure, memory_figure, step_time_figure
 from halfstep.report.contenders import Contender, contenders
+from tests import samples
 
 
 def contender(label: str = "bf16", **changes: Any) -> Contender:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from tests import samples
-
 from halfstep.report.contenders import contenders
+from tests import samples
 
 
 def test_the_baseline_has_no_verdict() -> None:

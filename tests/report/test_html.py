@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import samples
 
 from halfstep.errors import ConfigurationError
 from halfstep.report import Column, Document, Section, Table, comparison_document, render_html, write_html
+from tests import samples
 
 ATTACK = "</script><img src=x onerror=alert(1)>"
 
@@ -137,6 +137,15 @@ def test_the_page_is_accessible(page: str) -> None:
             assert attributes.get(name, ids[0]) in ids
 
 
+def test_everything_that_a_comparison_says_is_on_the_page() -> None:
+    document = comparison_document(samples.emulated_comparison(interrupted=True))
+    paragraphs = [text.strip() for text in Page(render_html(document)).texts("p")]
+    assert {document.subtitle, document.conclusion, *document.notices} <= set(paragraphs)
+    assert {samples.verdict("bf16").reason, "Not measured: this processor only emulates fp16."} <= set(paragraphs)
+    assert {table.caption for section in document.sections for table in section.tables if table.caption} <= set(paragraphs)
+    assert samples.stopped_run().note in Page(render_html(document)).texts("dd")
+
+
 def test_without_javascript_the_numbers_are_still_there(page: str) -> None:
     parsed = Page(page)
     assert len(parsed.texts("noscript")) == 3
@@ -205,19 +214,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ConfigurationError, match="No space left"):
         write_html(small_document(), target)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no folder '.*missing'\. Create it, or name another file"):
+    with pytest.raises(ConfigurationError, match=r"Cannot write .*: there is no folder .*missing\. Make it first"):
         write_html(small_document(), tmp_path / "missing" / "report.html")
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"that is a folder\. Name a file"):
+    with pytest.raises(ConfigurationError, match=r"it is a folder\. Name a file in it"):
         write_html(small_document(), tmp_path)
 
 

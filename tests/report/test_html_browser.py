@@ -15,10 +15,10 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
-from tests import samples
 
 from halfstep.records import Comparison
 from halfstep.report import comparison_document, write_html
+from tests import samples
 
 pytestmark = pytest.mark.browser
 
@@ -145,6 +145,17 @@ def test_a_phone_scrolls_only_down(browser: Browser, request: pytest.FixtureRequ
     script(browser, "document.querySelectorAll('details').forEach(one => { one.open = true })")
     assert script(browser, "document.documentElement.scrollWidth") <= 390
     assert script(browser, "[...document.querySelectorAll('.plot .main-svg')].every(one => one.getBoundingClientRect().right <= 390)")
+
+
+def test_on_a_phone_a_wide_table_scrolls_in_its_own_box(browser: Browser, report: Path) -> None:
+    show(browser, report, width=390)
+    summary = "document.querySelector('.scroll')"
+    assert script(browser, f"{summary}.scrollWidth - {summary}.clientWidth") > 0
+    script(browser, f"{summary}.scrollTo(9999, 0)")
+    assert script(browser, f"{summary}.querySelector('tbody tr').lastElementChild.getBoundingClientRect().right") <= 390
+    # The names of the rows stay in sight.
+    assert script(browser, f"{summary}.querySelector('tbody th').getBoundingClientRect().left") >= 0
+    assert script(browser, f"getComputedStyle({summary}).overflowX") == "auto"
 
 
 def test_a_long_name_does_not_widen_a_phone(browser: Browser, tmp_path: Path) -> None:

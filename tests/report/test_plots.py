@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import pytest
-from tests import samples
 
 from halfstep.report import Axis, Document, Figure, Section, Series, comparison_document
 from halfstep.report.plots import plot, role_colours
+from tests import samples
 
 
 def figure(*series: Series, **changes: Any) -> Figure:

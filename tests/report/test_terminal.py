@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from tests import samples
 
 from halfstep.report import Axis, Card, Column, Document, Fact, Figure, Item, Section, Series, Table, comparison_document, print_document
+from tests import samples
 
 
 def printed(document: Document, *, width: int = 80, terminal: bool = True) -> str:
@@ -44,10 +44,18 @@ def test_the_conclusion_the_verdicts_and_the_notes_are_printed() -> None:
         "The comparison was interrupted before all steps had run.",
         "bf16: Use it: 1.8 times as fast",
         "fp16: Not measured: this processor only emulates fp16.",
-        "fp16: fp16 was stopped: this processor only emulates it",
-        "Device Intel(R) Xeon(R) Platinum 8481C (cpu)",
     ):
         assert sentence in output
+
+
+def test_the_conclusion_comes_last_and_details_are_left_to_the_page() -> None:
+    document = comparison_document(samples.emulated_comparison())
+    output = printed(document)
+    assert " ".join(output.split()).endswith(document.conclusion)
+    assert output.index("Summary") < output.index("Verdicts")
+    assert "Machine and settings" in [section.title for section in document.sections]
+    assert "Machine and settings" not in output
+    assert "Incomplete runs" not in output
 
 
 def test_figures_and_sections_of_nothing_else_are_left_out() -> None:
@@ -67,6 +75,8 @@ def test_parts_use_the_whole_width() -> None:
     # "95 % of step time" and three intervals, with their blanks: 17 + 3 * 14 + 4 * 3 - 1.
     assert printed(table_document(columns=3), width=70).count("95 % of step time") == 1
     assert printed(table_document(columns=3), width=69).count("95 % of step time") == 2
+    assert printed(table_document(columns=5), width=70).count("95 % of step time") == 2
+    assert printed(table_document(columns=5), width=69).count("95 % of step time") == 3
 
 
 def test_into_a_pipe_lines_are_whole() -> None:

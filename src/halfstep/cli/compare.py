@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import click
 from rich.console import Console
@@ -27,8 +27,10 @@ INTERRUPTED: Final = 130
 @click.command("compare", short_help="Measure fp32 against bf16 and fp16 on a task: time, memory, loss.")
 @click.argument("task")
 @click.option("--precisions", default="fp32,bf16,fp16", show_default=True, metavar="LIST", help="What to measure; fp32 is the baseline.")
-@click.option("--steps", default=12, show_default=True, help="Measured steps of each precision for each seed.")
-@click.option("--warmup", default=2, show_default=True, help="Steps before those, which train but are not timed.")
+@click.option("--steps", type=click.IntRange(min=1), default=12, show_default=True, help="Measured steps of each precision for each seed.")
+@click.option(
+    "--warmup", type=click.IntRange(min=1), default=2, show_default=True, help="Steps before those, which train but are not timed."
+)
 @click.option(
     "--seeds",
     default="3",
@@ -48,6 +50,7 @@ INTERRUPTED: Final = 130
 )
 @click.option(
     "--max-slowdown",
+    type=click.FloatRange(min=1, min_open=True),
     default=10.0,
     show_default=True,
     metavar="FACTOR",
@@ -76,18 +79,16 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
     \b
     Exit codes: 0 all is well, 1 a precision trains worse or fails, 2 it could not run, 130 Ctrl-C.
     """  # noqa: D301 - click reads \\b as "keep these lines"
-    for name in (json_file, html_file):
-        if name is not None and name != "-":
-            check_writable(Path(name))
-    if html_file == "-":
-        raise ConfigurationError("--html - is not supported: a report is a file of some megabytes. Name a file.")
-    with _progress_bar() as progress:
+    _check_outputs(json_file=json_file, html_file=html_file)
+    seeds = _parse_seeds(options["seeds"])
+    # With --json -, whatever the task prints goes to standard error: standard output is for the JSON alone.
+    with redirect_stdout(sys.stderr) if json_file == "-" else nullcontext(), _progress_bar() as progress:
         comparison = halfstep.compare(
             options["task"],
             precisions=[name.strip() for name in options["precisions"].split(",")],
             steps=options["steps"],
             warmup=options["warmup"],
-            seeds=_parse_seeds(options["seeds"]),
+            seeds=seeds,
             device=options["device"],
             channels_last=options["channels_last"],
             compile=options["compile_model"],
@@ -103,27 +104,56 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
     context.exit(FINDINGS if findings or failures else 0)
 
 
+def _check_outputs(*, json_file: str | None, html_file: str | None) -> None:
+    """Refuses, before any step runs, what could not be written after the last one."""
+    if html_file == "-":
+        raise ConfigurationError("--html - is not supported: a report is a file of some megabytes. Name a file.")
+    paths = [Path(name) for name in (json_file, html_file) if name is not None and name != "-"]
+    for path in paths:
+        check_writable(path)
+    # A device or a pipe takes both, one after the other.
+    files = [path.resolve() for path in paths if path.is_file() or not path.exists()]
+    if len(set(files)) < len(files):
+        raise ConfigurationError(f"--json and --html both name {html_file}; one would overwrite the other. Name two files.")
+
+
 def _publish(comparison: Comparison, *, json_file: str | None, html_file: str | None) -> None:
+    """Writes the files first: what is printed can be lost to a closed pipe or a second Ctrl-C. It is printed even if they fail."""
     document = comparison_document(comparison)
-    if json_file == "-":
-        click.echo(comparison.to_json(indent=2))
-    print_document(document, Console(stderr=json_file == "-", highlight=False))
-    if json_file not in {None, "-"}:
-        write_text(Path(str(json_file)), comparison.to_json(indent=2) + "\n")
-        click.echo(f"Measurements: {json_file}", err=True)
-    if html_file is not None:
-        write_text(Path(html_file), render_html(document))
-        click.echo(f"Report: {html_file}", err=True)
+    try:
+        if json_file not in {None, "-"}:
+            write_text(Path(str(json_file)), comparison.to_json(indent=2) + "\n")
+        if html_file is not None:
+            write_text(Path(html_file), render_html(document))
+    finally:
+        if json_file == "-":
+            _PatientConsole(soft_wrap=True).out(comparison.to_json(indent=2), highlight=False)
+        print_document(document, _PatientConsole(stderr=json_file == "-", highlight=False))
+    for what, name in (("Measurements", json_file), ("Report", html_file)):
+        if name not in {None, "-"}:
+            click.echo(f"{what}: {name}", err=True)
+
+
+@final
+class _PatientConsole(Console):
+    """A console whose reader may leave, as `head` does: rich would end the program, with the exit code that stands for findings."""
+
+    def on_broken_pipe(self) -> None:
+        """Goes on without printing."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
 
 
 def _parse_seeds(text: str) -> int | list[int]:
+    wrong = f"--seeds {text!r} is neither a number of seeds, such as 3, nor a list of different seeds from 0 to 2**32 - 1, such as 7,11,13."
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
-        raise ConfigurationError(
-            f"--seeds {text!r} is neither a number of seeds, such as 3, nor a list of seeds, such as 7,11,13."
-        ) from error
-    return numbers[0] if len(numbers) == 1 and "," not in text else numbers
+        raise ConfigurationError(wrong) from error
+    how_many = "," not in text
+    if not numbers or (numbers[0] < 1 if how_many else len(set(numbers)) < len(numbers) or not all(0 <= seed < 2**32 for seed in numbers)):
+        raise ConfigurationError(wrong)
+    return numbers[0] if how_many else numbers
 
 
 @contextmanager

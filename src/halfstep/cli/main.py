@@ -11,7 +11,7 @@ import click
 
 import halfstep
 from halfstep.cli.compare import compare_command
-from halfstep.errors import HalfstepError
+from halfstep.errors import HalfstepError, TaskError
 
 __all__ = ["command", "main"]
 
@@ -59,15 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if show_traceback:
             traceback.print_exc()
         click.echo(f"halfstep: {error}", err=True)
-        if error.__cause__ is not None and not show_traceback:
+        if isinstance(error, TaskError) and error.__cause__ is not None and not show_traceback:
             click.echo("For the whole traceback: halfstep --traceback ...", err=True)
         code = COULD_NOT_RUN
     except (KeyboardInterrupt, click.Abort):
         click.echo("halfstep: interrupted before there was a result.", err=True)
-        code = INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe has gone; nobody is left to be told.
-        sys.stderr.close()
         code = INTERRUPTED
     except Exception:
         traceback.print_exc()

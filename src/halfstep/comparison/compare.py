@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from halfstep.comparison.contender import RunOptions
 from halfstep.comparison.parity import Parity, final_loss, first_loss, judge_losses
@@ -124,6 +124,9 @@ def compare(
 def _line_up(names: Sequence[str]) -> tuple[Precision, ...]:
     if isinstance(names, str):
         raise InvalidTypeError(f"compare(precisions={names!r}) takes a sequence of names, such as {names.split(',')!r}.")
+    if not isinstance(cast("object", names), Iterable):
+        raise InvalidTypeError(f"compare(precisions=...) takes a sequence of names, such as {list(PRECISIONS)!r}, not {names!r}.")
+    names = list(names)
     if not names:
         raise ConfigurationError(f"compare(precisions=...) is empty. Allowed are {', '.join(PRECISIONS)}.")
     parsed = [parse_precision(name) for name in names]
@@ -141,6 +144,8 @@ def _positive(value: int, *, name: str) -> int:
 
 
 def _above_one(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidTypeError(f"compare(max_slowdown=...) takes a number, not {value!r}.")
     if not value > 1:
         raise ConfigurationError(f"compare(max_slowdown={value}) must be above 1; inf never stops a precision early.")
     return value
@@ -149,6 +154,8 @@ def _above_one(value: float) -> float:
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(seeds, int):
         return tuple(range(_positive(seeds, name="seeds")))
+    if not isinstance(cast("object", seeds), Iterable):
+        raise InvalidTypeError(f"compare(seeds=...) takes how many, or a sequence of whole numbers, not {seeds!r}.")
     chosen = tuple(seeds)
     if not chosen or not all(type(seed) is int and 0 <= seed < 2**32 for seed in chosen):
         raise ConfigurationError(f"compare(seeds={seeds!r}) takes how many, or whole numbers from 0 to 2**32 - 1.")
@@ -182,14 +189,14 @@ def _run(tally: Tally, *, device_type: str) -> PrecisionRun:
 
 
 def _memory(tally: Tally) -> MemoryParts | None:
-    if tally.profiled is None:
+    if tally.memory is None:
         return None
-    held = tally.profiled.memory
+    held = tally.memory.memory
     return MemoryParts(
         parameters=held.parameters / _MIB,
         optimizer=held.optimizer / _MIB,
         batch=held.batch / _MIB,
-        step=tally.profiled.profile.peak_bytes / _MIB,
+        step=tally.memory.profile.peak_bytes / _MIB,
     )
 
 
@@ -197,6 +204,7 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
     baseline = result.tallies[0]
     verdicts = []
     for tally, run in list(zip(result.tallies, runs, strict=True))[1:]:
+        rounds, speedup = _speedup(baseline, tally)
         evidence = Evidence(
             device=options.device.type,
             native=tally.precision in native_precisions(options.device),
@@ -204,12 +212,15 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
             baseline=baseline.profiled and baseline.profiled.profile,
             profile=tally.profiled and tally.profiled.profile,
             note=tally.note,
+            failed=tally.outcome == "failed",
+            rounds=rounds,
         )
         verdicts.append(
             judge(
                 precision=tally.precision,
                 baseline=baseline.precision,
-                speedup=_speedup(baseline, tally),
+                # How fast it was until it failed helps nobody: it cannot be used.
+                speedup=None if evidence.failed else speedup,
                 memory_ratio=_ratio(run.peak_memory_mib, runs[0].peak_memory_mib),
                 parity=_parity(baseline, tally, interrupted=result.interrupted),
                 evidence=evidence,
@@ -218,9 +229,10 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
     return tuple(verdicts)
 
 
-def _speedup(baseline: Tally, other: Tally) -> Interval | None:
+def _speedup(baseline: Tally, other: Tally) -> tuple[int, Interval | None]:
+    """How many rounds both have run, and what they say."""
     ratios = [baseline.seconds[at] / seconds for at, seconds in other.seconds.items() if at in baseline.seconds]
-    return median_interval(ratios) if ratios else None
+    return len(ratios), median_interval(ratios) if ratios else None
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:
@@ -230,7 +242,9 @@ def _ratio(value: float | None, baseline: float | None) -> float | None:
 def _parity(baseline: Tally, other: Tally, *, interrupted: bool) -> Parity:
     if other.note or not interrupted:
         return judge_losses(baseline.losses, other.losses)
-    # Ctrl-C came between two precisions of a round: what both have run is compared.
-    pairs = [(before, after) for before, after in zip(baseline.losses, other.losses, strict=False) if before and after]
-    cut = [(before[: len(after)], after[: len(before)]) for before, after in pairs]
-    return judge_losses([before for before, _ in cut], [after for _, after in cut])
+    # Ctrl-C came between two precisions of a round: what both have run is compared. A seed that has only begun would show a spread that is
+    # none, so only seeds count that ran as long as the longest.
+    pairs = [(before[: len(after)], after[: len(before)]) for before, after in zip(baseline.losses, other.losses, strict=False)]
+    longest = max((len(after) for _, after in pairs), default=0)
+    whole = [pair for pair in pairs if len(pair[1]) == longest]
+    return judge_losses([before for before, _ in whole], [after for _, after in whole])

@@ -83,22 +83,25 @@ class Contender:
     """A training run of one precision from one seed that takes turns with others in the same process.
 
     The generators of random numbers are global; a contender puts its own state in before each step and takes it out after, so that its
-    losses are those of a run alone.
+    losses are those of a run alone. The model is put into training mode.
+
+    Raises:
+        TaskError: The task cannot be made, or not be moved to the device.
+        InvalidTypeError: The optimizer is of a kind that no engine drives.
+        ConfigurationError: The model has nothing to train.
     """
 
     def __init__(self, factory: TaskFactory, *, precision: Precision, seed: int, options: RunOptions) -> None:
         self.precision = precision
         self._options = options
         self._random = RandomState.capture()
-        with self._own_randomness():
+        with self._own_randomness(), _blamed(f"{precision} could not be set up with seed {seed}"):
             seed_everything(seed)
             task = make_task(factory, seed=seed)
             self._stream = BatchStream(task.batches)
-            layout = torch.channels_last if options.channels_last else torch.preserve_format
             task.model.to(device=options.device)
             if options.channels_last:
-                task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self._layout = layout
+                _lay_out_channels_last(task.model)
             task.model.train()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HalfstepWarning)  # To run fp16 without loss scaling was asked for.
@@ -110,8 +113,9 @@ class Contender:
                     if options.loss_scaling or precision != "fp16"
                     else torch.amp.GradScaler(options.device.type, enabled=False),
                 )
+            self._forward: nn.Module | Callable[..., Any] = torch.compile(task.model) if options.compile else task.model
+        self._layout = torch.channels_last if options.channels_last else torch.preserve_format
         self._task = task
-        self._forward: nn.Module | Callable[..., Any] = torch.compile(task.model) if options.compile else task.model
         self.losses: list[float] = []
         self.skipped_at: list[int] = []
 
@@ -150,20 +154,17 @@ class Contender:
     def _run(
         self, observe: Callable[[Callable[[], StepRecord]], tuple[StepRecord, Any]], *, limit_s: float | None
     ) -> tuple[TimedStep, Any]:
-        with self._own_randomness():
+        # Whatever a device has to complain about, it may say only at the next call: everything that talks to it is inside.
+        with self._own_randomness(), _blamed(f"{self.precision} failed in step {len(self.losses) + 1}"):
             self._batch = move_batch(next(self._stream), device=self._options.device, memory_format=self._layout)
             synchronize(self._options.device)
             start = time.perf_counter()
-            try:
-                with _time_limit(None if self._options.compile else limit_s):
-                    record, seen = observe(lambda: self._engine.train_step(self._loss, self._batch))
-            except HalfstepError:
-                raise
-            except Exception as error:
-                raise TaskError(f"{self.precision} failed in step {len(self.losses) + 1}: {blame(error)}") from error
+            # torch.compile does not trace through a dispatch mode, and compiling alone may take longer than the limit.
+            with _time_limit(None if self._options.compile else limit_s):
+                record, seen = observe(lambda: self._engine.train_step(self._loss, self._batch))
             synchronize(self._options.device)
             seconds = time.perf_counter() - start
-        self.losses.append(record.loss)
+            self.losses.append(record.loss)
         if record.skipped:
             self.skipped_at.append(record.step)
         return TimedStep(seconds=seconds, samples=sample_count(self._batch), record=record), seen
@@ -180,6 +181,24 @@ class Contender:
         finally:
             self._random = RandomState.capture()
             outside.restore()
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Turns an exception from the task's code or from an operation into a TaskError. A task that calls sys.exit() has failed, too."""
+    try:
+        yield
+    except HalfstepError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{what}: {blame(error)}") from error
+
+
+def _lay_out_channels_last(model: nn.Module) -> None:
+    # `model.to(memory_format=torch.channels_last)` refuses a model that has 5-d parameters, such as those of a Conv3d.
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 @contextmanager

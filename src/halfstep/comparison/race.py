@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import median
 from typing import Final, TypeAlias, final
+
+import torch
 
 from halfstep.comparison.contender import Contender, ProfiledStep, RunOptions, StepOverdueError, TimedStep
 from halfstep.errors import HalfstepError
@@ -53,7 +57,8 @@ class Tally:
         losses: For each seed the loss of every step.
         skipped_at: For each seed the numbers of the skipped steps.
         final_scale: The loss scale after the last step.
-        profiled: The profile of a warm-up step: of all seeds, the one that other programs disturbed least.
+        memory: The profile of the first seed's last warm-up step, which all precisions run on the same batch: its memory is compared.
+        profiled: The profile of a warm-up step whose time is explained: of all seeds, the one that other programs disturbed least.
         note: Why it was cut short; empty while it runs.
         outcome: `complete` unless it was cut short by its slowness or by an error.
     """
@@ -64,12 +69,14 @@ class Tally:
     losses: list[tuple[float, ...]] = field(default_factory=list)
     skipped_at: list[tuple[int, ...]] = field(default_factory=list)
     final_scale: float | None = None
+    memory: ProfiledStep | None = None
     profiled: ProfiledStep | None = None
     note: str = ""
     outcome: Outcome = "complete"
 
     def see(self, profiled: ProfiledStep) -> None:
-        """Keeps a profile if its step took less time than the one that is known."""
+        """Keeps the first profile, and the one whose step took the least time."""
+        self.memory = self.memory or profiled
         if self.profiled is None or profiled.profile.total_us < self.profiled.profile.total_us:
             self.profiled = profiled
 
@@ -144,19 +151,23 @@ class _Race:
 
     def run_seed(self, index: int) -> None:
         """Runs all steps of one seed."""
+        if self._options.compile:
+            # A function is compiled anew for each precision, each shape and, in some models, each seed, and torch falls back to running it
+            # uncompiled after a few times. What earlier seeds compiled comes back from torch's cache on disk.
+            torch.compiler.reset()
         try:
             for number, tally in enumerate(self.tallies):
                 if not tally.note:
                     self._guard(number, lambda number=number: self._enter(number, self._plan.seeds[index]))  # type: ignore[misc]
             for warm in range(self._plan.warmup):
                 for number in list(self._contenders):
-                    self._guard(number, lambda number=number, warm=warm: self._warm_up(number, warm))  # type: ignore[misc]
+                    self._guard(number, lambda number=number, warm=warm: self._warm_up(number, (index, warm)))  # type: ignore[misc]
             for turn in range(self._plan.steps):
                 order = sorted(self._contenders, reverse=turn % 2 == 1)
                 for number in order:
                     self._guard(number, lambda number=number, turn=turn: self._measure(number, (index, turn)))  # type: ignore[misc]
                 for number in order:
-                    self._cut_short(number, (index, turn))
+                    self._cut_short(number)
         finally:
             for number in list(self._contenders):
                 self._leave(number)
@@ -181,35 +192,49 @@ class _Race:
         if contender is None:
             return
         tally = self.tallies[number]
+        if not contender.losses:
+            return
         tally.losses.append(tuple(contender.losses))
         tally.skipped_at.append(tuple(contender.skipped_at))
         tally.final_scale = contender.final_scale
 
-    def _warm_up(self, number: int, warm: int) -> None:
+    def _warm_up(self, number: int, at: tuple[int, int]) -> None:
         contender, tally = self._contenders[number], self.tallies[number]
         self._tell(f"{tally.precision}, warm-up")
-        limit = None if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_first_s)
-        if warm == self._plan.warmup - 1:
+        limit = self._limit(number) if at == (0, 0) else None
+        if at[1] == self._plan.warmup - 1:
+            if tally.memory is None:
+                # Memory of others that is freed during the step would count as if this step had given it back.
+                gc.collect()
             timed, profiled = contender.profiled_step(limit_s=limit)
             tally.see(profiled)
         else:
-            timed = contender.step(limit_s=limit if warm == 0 else None)
+            timed = contender.step(limit_s=limit)
         if number == 0 and not self._baseline_first_s:
             self._baseline_first_s = timed.seconds
+
+    def _limit(self, number: int) -> float:
+        """How long the first step of all may take, which shows whether a precision is bearable.
+
+        The baseline may take any time, but is watched like the others: with one step of warm-up this step is profiled, and to be watched
+        changes what it holds. Further steps are not watched, so that their profiles are undisturbed.
+        """
+        return math.inf if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_first_s)
 
     def _measure(self, number: int, at: tuple[int, int]) -> None:
         tally = self.tallies[number]
         self._tell(f"{tally.precision}, seed {self._plan.seeds[at[0]]}")
         tally.measure(self._contenders[number].step(), at=at)
 
-    def _cut_short(self, number: int, at: tuple[int, int]) -> None:
+    def _cut_short(self, number: int) -> None:
         """Takes a precision out that has run a few steps, each of them many times slower than the baseline's."""
         tally = self.tallies[number]
         if number == 0 or number not in self._contenders or len(tally.seconds) < _FEW_STEPS:
             return
-        slower = fmean(tally.seconds.values()) / fmean(self.tallies[0].seconds.values())
+        own, baseline = median(tally.seconds.values()), median(self.tallies[0].seconds.values())
         left = self._plan.steps * len(self._plan.seeds) - len(tally.seconds)
-        if slower > self._plan.max_slowdown and left * tally.seconds[at] > _TOTAL_PATIENCE_S:
+        if own > self._plan.max_slowdown * baseline and left * own > _TOTAL_PATIENCE_S:
+            slower = own / baseline
             note = f"It ran {len(tally.seconds)} measured steps only, since each takes {slower:.0f} times as long as the baseline's."
             self._drop(number, outcome="stopped", note=note)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
+from fractions import Fraction
+from math import floor
 from statistics import median
 
 from halfstep.records import Interval
@@ -32,9 +33,13 @@ def median_interval(samples: Sequence[float], *, confidence: float = 0.95) -> In
         raise ValueError("A median needs at least one sample.")
     ordered = sorted(samples)
     count = len(ordered)
-    # Cutting k samples off at each end leaves the probability that k or fewer fall on one side, twice, outside.
-    cut, outside = 0, 2 * 0.5**count
-    while cut < (count - 1) // 2 and outside + 2 * comb(count, cut + 1) * 0.5**count <= 1 - confidence:
+    # Cutting k samples off at each end leaves the probability that k or fewer fall on one side, twice, outside. Counted in whole numbers
+    # of the 2**count equally likely cases: 0.5**count is zero, as a float, from 1075 samples on.
+    allowed = floor(Fraction(1 - confidence) * 2**count)
+    cut, ways = 0, count
+    outside = 2 * (1 + ways)  # What cutting one more off would leave outside.
+    while cut < (count - 1) // 2 and outside <= allowed:
         cut += 1
-        outside += 2 * comb(count, cut) * 0.5**count
+        ways = ways * (count - cut) // (cut + 1)  # The binomial coefficient of cut + 1.
+        outside += 2 * ways
     return Interval(median=median(ordered), low=ordered[cut], high=ordered[count - 1 - cut])

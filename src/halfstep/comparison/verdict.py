@@ -28,6 +28,8 @@ class Evidence:
         baseline: The profile of a step of the baseline.
         profile: The profile of a step of this precision; `None` when there is none.
         note: Why the precision was cut short; empty if it was not.
+        failed: Whether an error cut it short, not its slowness.
+        rounds: How many pairs of steps the speed-up comes from; `None` when that is unknown.
     """
 
     device: str
@@ -36,6 +38,8 @@ class Evidence:
     baseline: StepProfile | None
     profile: StepProfile | None
     note: str
+    failed: bool = False
+    rounds: int | None = None
 
 
 def expected_gain(*, share: float, gain: float) -> float:
@@ -74,18 +78,22 @@ _PARITY_WORDS: Final = {"same": "the same", "better": "better", "worse": "worse"
 
 
 def _speed_clause(precision: str, baseline: str, *, speedup: Interval | None, evidence: Evidence) -> str:
+    noted = f" ({_clause(evidence.note)})" if evidence.note else ""
+    if evidence.failed:
+        return f"{precision} did not run to the end{noted}"
     why = explain(precision, speedup=speedup, evidence=evidence)
-    if speedup is None:
-        said = f"{precision} was not measured ({evidence.note.rstrip('.')})" if evidence.note else f"{precision} was not measured"
-    else:
-        said = _compare_speed(precision, baseline, speedup)
-        if evidence.note:
-            said += f" ({evidence.note[0].lower()}{evidence.note[1:].rstrip('.')})"
-    return f"{said}, because {why}" if why else said
+    said = f"{precision} was not measured" if speedup is None else _compare_speed(precision, baseline, speedup, rounds=evidence.rounds)
+    return f"{said}{noted}, because {why}" if why else f"{said}{noted}"
 
 
-def _compare_speed(precision: str, baseline: str, speedup: Interval) -> str:
-    interval = f"95 % interval {speedup.low:.2f} to {speedup.high:.2f}"
+def _clause(sentence: str) -> str:
+    """A sentence as it stands inside another one; a name at its beginning, such as OutOfMemoryError, keeps its capital."""
+    first, _, rest = sentence.rstrip(".").partition(" ")
+    return " ".join(filter(None, (first.lower() if first.istitle() else first, rest)))
+
+
+def _compare_speed(precision: str, baseline: str, speedup: Interval, *, rounds: int | None) -> str:
+    interval = f"{_name_interval(rounds)} {speedup.low:.2f} to {speedup.high:.2f}"
     if speedup.low > 1:
         return f"{precision} is {speedup.median:.2f} times as fast as {baseline} ({interval})"
     if speedup.high >= 1:
@@ -93,6 +101,13 @@ def _compare_speed(precision: str, baseline: str, speedup: Interval) -> str:
     if speedup.median < 0.5:
         return f"{precision} is {1 / speedup.median:.0f} times slower than {baseline} ({interval})"
     return f"{precision} is slower than {baseline}: {speedup.median:.2f} times as fast ({interval})"
+
+
+def _name_interval(rounds: int | None) -> str:
+    # Fewer than six cannot reach 95 %; the interval is then their range.
+    if rounds is None or rounds >= 6:
+        return "95 % interval"
+    return "a single pair of steps," if rounds == 1 else f"range of only {rounds} pairs of steps,"
 
 
 def explain(precision: str, *, speedup: Interval | None, evidence: Evidence) -> str:
@@ -110,21 +125,26 @@ def explain(precision: str, *, speedup: Interval | None, evidence: Evidence) -> 
         return f"{place} does not compute {precision} training in hardware, so torch emulates it{_slowest_clause(evidence)}"
     if evidence.baseline is None or evidence.gain is None or speedup is None:
         return ""
-    share, most = evidence.baseline.lowered_share, expected_gain(share=evidence.baseline.lowered_share, gain=evidence.gain)
-    spent = f"{_percent(share)} of the fp32 step is spent in operations that autocast lowers"
     if speedup.low <= 1 and evidence.baseline.mean_operation_us < _SMALL_OPERATION_US[evidence.device]:
         return (
-            f"the {evidence.baseline.operations} operations of a step take {evidence.baseline.mean_operation_us:.0f} µs on average, so their "
-            "overhead counts more than their arithmetic; a larger batch or wider layers would gain more"
+            f"the {evidence.baseline.operations} operations of a step take {evidence.baseline.mean_operation_us:.0f} µs on average, so "
+            "their overhead counts more than their arithmetic; a larger batch or wider layers would gain more"
         )
-    if most < _LITTLE_TO_GAIN:
-        faster = f"{place} multiplies {precision} matrices {evidence.gain:.1f} times as fast"
-        return f"only {spent} and {faster}, so {most:.1f}x is the most to expect"
-    if speedup.low > 1:
-        return f"{spent}, and {place} multiplies {precision} matrices {evidence.gain:.1f} times as fast as fp32 ones"
-    if evidence.profile is not None and evidence.profile.cast_share > _MANY_CASTS:
+    if speedup.low <= 1 and evidence.profile is not None and evidence.profile.cast_share > _MANY_CASTS:
         return f"casts between precisions take {_percent(evidence.profile.cast_share)} of its step"
-    return ""
+    return _bound_clause(precision, place, speedup=speedup, share=evidence.baseline.lowered_share, gain=evidence.gain)
+
+
+def _bound_clause(precision: str, place: str, *, speedup: Interval, share: float, gain: float) -> str:
+    """What the share of the step that autocast lowers, and the speed of the device, say; empty if they do not explain the speed-up."""
+    most = expected_gain(share=share, gain=gain)
+    if speedup.low > max(1.0, most):
+        return ""  # It gains more than faster matrix products can give, such as from the memory that it saves.
+    multiplies = f"{place} multiplies {precision} matrices {'only ' if gain < _LITTLE_TO_GAIN else ''}{gain:.1f} times as fast as fp32 ones"
+    spent = f"{'only ' if share < 0.5 else ''}{_percent(share)} of the fp32 step is spent in operations that autocast lowers"
+    if most < _LITTLE_TO_GAIN:
+        return f"{spent} and {multiplies}, so {f'{most:.1f}x is the most to expect' if most >= 1.05 else 'there is nothing to gain'}"
+    return f"{spent}, and {multiplies}" if speedup.low > 1 else ""
 
 
 def _percent(share: float) -> str:
@@ -147,8 +167,7 @@ def conclude(verdicts: tuple[Verdict, ...], *, baseline: str) -> str:
     """
     others = [verdict for verdict in verdicts if verdict.precision != baseline]
     if not others:
-        same = [verdict for verdict in verdicts if verdict.loss_parity == "same"]
-        return f"{baseline} was compared with itself: {verdicts[-1].reason}" if same else f"Nothing was compared with {baseline}."
+        return f"{baseline} was compared with itself: {verdicts[-1].reason}" if verdicts else f"Nothing was compared with {baseline}."
     faster = sorted(
         (verdict for verdict in others if verdict.speedup is not None and verdict.speedup.low > 1),
         key=lambda verdict: -(verdict.speedup.median if verdict.speedup is not None else 0.0),
@@ -156,8 +175,9 @@ def conclude(verdicts: tuple[Verdict, ...], *, baseline: str) -> str:
     sound = [verdict for verdict in faster if verdict.loss_parity in {"same", "better"}]
     if sound:
         return f"Use {sound[0].precision}: {sound[0].reason}"
-    if faster and faster[0].loss_parity == "inconclusive":
-        return f"{faster[0].precision} looks promising, but is not proven; run more steps or seeds: {faster[0].reason}"
+    promising = [verdict for verdict in faster if verdict.loss_parity == "inconclusive"]
+    if promising:
+        return f"{promising[0].precision} looks promising, but is not proven; run more steps or seeds: {promising[0].reason}"
     saving = [verdict for verdict in others if _saves_memory(verdict)]
     if saving:
         return f"Use {saving[0].precision} for its memory, not for its speed: {saving[0].reason}"

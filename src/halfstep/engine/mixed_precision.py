@@ -53,7 +53,7 @@ class MixedPrecision:
         optimizer: The optimizer over its parameters.
         precision: `fp32`, `bf16`, `fp16`, or `auto` for the fastest that the device computes in hardware, bf16 before fp16.
         scheduler: A learning-rate scheduler that moves once per optimizer step; it waits when a step is skipped.
-        max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` measures the norm and leaves them alone; `None` for
+        max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` only measures the norm; `None` does
             neither.
         accumulate: Micro-batches in one step. `train_step` splits its batch into so many; `backward` expects so many calls.
         scaler: The loss scaler for fp16; `None` for `torch.amp.GradScaler` with its defaults. A disabled one means no loss scaling.

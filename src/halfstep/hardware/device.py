@@ -48,12 +48,12 @@ def parse_device(name: str = "auto") -> torch.device:
     check_device(device)
     if device.type == "cpu":
         return torch.device("cpu")  # torch accepts `cpu:3` and means the same.
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
-            raise ConfigurationError(f"Device {name!r} was asked for, but this torch ({torch.__version__}) sees no CUDA device. Use cpu.")
-        if (device.index or 0) >= count:
-            raise ConfigurationError(f"Device {name!r} was asked for, but there are only {count}: cuda:0 to cuda:{count - 1}.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ConfigurationError(f"Device {name!r} was asked for, but this torch ({torch.__version__}) sees no CUDA device. Use cpu.")
+    if (device.index or 0) >= count:
+        listed = "only cuda:0" if count == 1 else f"only cuda:0 to cuda:{count - 1}"
+        raise ConfigurationError(f"Device {name!r} was asked for, but this machine has {listed}.")
     return device
 
 

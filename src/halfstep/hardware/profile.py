@@ -74,9 +74,10 @@ class StepProfile:
     """Where the time of one step goes.
 
     Attributes:
-        peak_bytes: The most that the step held at once, beyond what was allocated when it started.
+        peak_bytes: The most that the step held at once, beyond what was allocated when it started, scratch memory of kernels included. On
+            a CPU, what was allocated before and is freed in the step is not subtracted, because the profiler does not see it go.
         lowered_share: The share of the operations' time, from 0 to 1, that is spent in operations which autocast lowers, backward included.
-        cast_share: The share that is spent in casts between precisions.
+        cast_share: The share that is spent in casts between dtypes.
         total_us: The time of all operations together, in microseconds.
         operations: How many operations ran, counting those that the user's code or autograd called.
         mean_operation_us: The mean time of such an operation, in microseconds.

@@ -44,4 +44,7 @@ def lowered_ops() -> frozenset[str]:
     macro = re.search(rf"#define {_MACRO}\(_\)(.*?)\n\s*\n", text, flags=re.DOTALL)
     if macro is None:
         raise HalfstepError(f"{header} of torch {torch.__version__} has no macro {_MACRO}, which lists the operations of autocast.")
-    return frozenset(re.findall(r"_\(\s*(\w+)", macro.group(1))) | _CPU_ONLY | _CUDA_ONLY
+    names = frozenset(re.findall(r"_\(\s*(\w+)", macro.group(1)))
+    if not names:
+        raise HalfstepError(f"The macro {_MACRO} in {header} of torch {torch.__version__} lists nothing that halfstep can read.")
+    return names | _CPU_ONLY | _CUDA_ONLY

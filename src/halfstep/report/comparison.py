@@ -47,11 +47,14 @@ def comparison_document(comparison: Comparison) -> Document:
     sections = (
         Section(title="Verdicts", cards=tuple(_card(one, baseline=runs[0], unit=unit) for one in runs if one.verdict is not None)),
         Section(title="Summary", tables=(_summary(runs, unit=unit),) if runs else ()),
-        Section(title="Incomplete runs", items=tuple(Item(label=one.label, text=one.run.note) for one in runs if one.run.note)),
+        # A verdict on a terminal quotes the note; on the page it stands far from the table that has the gaps.
+        Section(
+            title="Incomplete runs", items=tuple(Item(label=one.label, text=one.run.note) for one in runs if one.run.note), place="page"
+        ),
         Section(title="Loss", figures=loss_figure(runs, settings=comparison.settings)),
         Section(title="Step time", figures=step_time_figure(runs)),
         Section(title="Peak memory", figures=memory_figure(runs)),
-        Section(title="Machine and settings", tables=(_circumstances(comparison),)),
+        Section(title="Machine and settings", tables=(_circumstances(comparison),), place="page"),
     )
     return Document(
         kind="Precision comparison",
@@ -103,7 +106,7 @@ def _speedup_fact(speedup: Interval | None) -> Fact:
     if speedup is None:
         return Fact(label="Speed-up", value=MISSING, detail="not measured")
     tone: Tone = "neutral"
-    if speedup.median > 1:
+    if speedup.low > 1:
         tone = "good"
     elif speedup.high < 1:
         tone = "bad"

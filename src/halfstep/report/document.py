@@ -12,6 +12,7 @@ Emphasis = Literal["normal", "faint", "marks"]
 FigureKind = Literal["lines", "distribution", "stacked_bars"]
 Scale = Literal["linear", "log"]
 Tone = Literal["neutral", "good", "bad"]
+Place = Literal["everywhere", "page"]
 
 
 @final
@@ -217,6 +218,7 @@ class Section:
         items: A list of names and what is said of each.
         tables: Tables.
         figures: Figures; a terminal leaves them out.
+        place: `everywhere`, or `page` for what a terminal leaves out.
 
     Example:
         >>> Section(title="Notes", paragraphs=("All went well.",)).tables
@@ -229,6 +231,7 @@ class Section:
     items: tuple[Item, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
+    place: Place = "everywhere"
 
 
 @final

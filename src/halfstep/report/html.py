@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from halfstep.errors import ConfigurationError
+from halfstep.files import write_text
 from halfstep.report.document import Document
 from halfstep.report.plots import plot, role_colours
 
@@ -62,7 +62,7 @@ def write_html(document: Document, path: str | os.PathLike[str]) -> Path:
         The file.
 
     Raises:
-        ConfigurationError: The folder does not exist, or the path is itself a folder.
+        ConfigurationError: The folder does not exist, the path is itself a folder, or the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -71,21 +71,9 @@ def write_html(document: Document, path: str | os.PathLike[str]) -> Path:
         'report.html'
     """
     target = Path(path)
-    if not target.parent.is_dir():
-        raise ConfigurationError(
-            f"The report cannot be written to {str(target)!r}: there is no folder {str(target.parent)!r}. Create it, or name another file."
-        )
-    if target.is_dir():
-        raise ConfigurationError(f"The report cannot be written to {str(target)!r}: that is a folder. Name a file, for example in it.")
-    page = render_html(document)
-    # In the same folder, because a file can be put in another's place in one go only on one file system.
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        # A name may hold half a surrogate pair, which no file can: a path on Linux, or JSON from elsewhere.
-        part.write_text(page, encoding="utf-8", errors="replace", newline="\n")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    # A name may hold half a surrogate pair, which no file can: a path on Linux, or JSON from elsewhere.
+    page = render_html(document).encode(errors="replace").decode()
+    write_text(target, page)
     return target
 
 

@@ -23,7 +23,9 @@ _CELL_PADDING = 3
 
 
 def print_document(document: Document, console: Console) -> None:
-    """Prints a document: its conclusion, its notices, and the text and tables of its sections. Figures are left out.
+    """Prints a document: the text and tables of its sections, its notices, its conclusion. Figures are left out.
+
+    A page is read from its top, a terminal from its end. So the order is turned round, and the conclusion comes last.
 
     On a terminal a table that is too wide is printed in parts, each with the names of its rows. Into a pipe or a file every line is
     written whole, however long it is. Nothing in a document is read as markup.
@@ -45,13 +47,14 @@ def print_document(document: Document, console: Console) -> None:
     _print_text(console, _text(console, f"{document.kind}: {document.title}", style="bold"))
     if document.subtitle:
         _print_text(console, _text(console, document.subtitle, style="dim"))
-    console.print()
-    _print_text(console, _text(console, document.conclusion, style="bold"))
+    for section in reversed(document.sections):
+        if section.place == "everywhere":
+            _print_section(console, section)
     for notice in document.notices:
         console.print()
         _print_text(console, _text(console, notice, style="yellow"))
-    for section in document.sections:
-        _print_section(console, section)
+    console.print()
+    _print_text(console, _text(console, document.conclusion, style="bold"))
 
 
 def _text(console: Console, content: str, *, style: str = "") -> Text:
@@ -101,7 +104,7 @@ def _print_table(console: Console, table: Table) -> None:
     for place, group in enumerate(_column_groups(console, table)):
         if place:
             console.print()
-        console.print(_rich_table(console, table, columns=group), crop=False, soft_wrap=False)
+        console.print(_rich_table(console, table, columns=group), crop=False)
     if table.caption:
         _print_text(console, _text(console, table.caption, style="dim"), indent=1)
 
