@@ -158,7 +158,7 @@ class TestJudgement:
         clock.costs["fp16"] = 10.5
         runs, verdicts = by_precision(compare(make_factory(clock.loss)))
         assert (runs["fp16"].outcome, runs["fp16"].steps) == ("stopped", 0)
-        assert "was not measured (it was stopped after 10.5 s in one step, where 10.0 s were allowed)" in verdicts["fp16"].reason
+        assert "was not measured (it was stopped after 10.5 s in one step; fp32 needs 1 s)" in verdicts["fp16"].reason
 
 
 def interrupted_at(call: int, clock: Clock) -> TaskFactory:

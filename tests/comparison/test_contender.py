@@ -126,7 +126,7 @@ class TestTimeLimit:
         clock.install(monkeypatch)
         contender = make(make_factory(self.many_operations(clock, model)), "bf16")
         before = bits()
-        with pytest.raises(StepOverdueError, match=r"^was stopped after 11\.0 s in one step, where 10\.5 s were allowed$"):
+        with pytest.raises(StepOverdueError, match=r"^was stopped after 11\.0 s in one step$"):
             getattr(contender, method)(limit_s=10.5)
         assert clock.now == 11.0, "it stopped at once"
         assert current_precision() == "fp32", "autocast is off"

@@ -194,9 +194,9 @@ class TestJudge:
         assert reason(None, gain=None).startswith("bf16 was not measured; the loss is")
 
     def test_stopped_before_it_was_measured(self) -> None:
-        said = reason(None, native=False, gain=None, note="It was stopped after 10.1 s in one step, where 10.0 s were allowed.")
+        said = reason(None, native=False, gain=None, note="It was stopped after 10.1 s in one step; fp32 needs 1.2 s.")
         assert said.startswith(
-            "bf16 was not measured (it was stopped after 10.1 s in one step, where 10.0 s were allowed), because this GPU does not compute"
+            "bf16 was not measured (it was stopped after 10.1 s in one step; fp32 needs 1.2 s), because this GPU does not compute"
         )
 
     def test_stopped_after_some_steps(self) -> None:
@@ -270,31 +270,43 @@ def verdict(precision: str, speedup: Interval | None, parity: LossParity, memory
     )
 
 
+def concluded(*verdicts: Verdict, whys: tuple[str, ...] = ()) -> str:
+    return conclude(verdicts, whys=whys or ("it is native",) * len(verdicts), baseline="fp32")
+
+
 class TestConclude:
     def test_nothing_was_compared(self) -> None:
-        assert conclude((), baseline="fp32") == "Nothing was compared with fp32."
+        assert concluded() == "Nothing was compared with fp32."
 
     @pytest.mark.parametrize("parity", ["same", "inconclusive"])
     def test_the_baseline_with_itself(self, parity: LossParity) -> None:
-        assert conclude((verdict("fp32", EQUAL, parity),), baseline="fp32") == "fp32 was compared with itself: fp32's reason."
+        assert concluded(verdict("fp32", EQUAL, parity)) == "fp32 was compared with itself: fp32's reason."
 
-    @pytest.mark.parametrize("parity", ["same", "better"])
-    def test_the_fastest_that_trains_as_well_is_used(self, parity: LossParity) -> None:
+    @pytest.mark.parametrize(("parity", "loss"), [("same", "the same loss"), ("better", "a better loss")])
+    def test_the_fastest_that_trains_as_well_is_used(self, parity: LossParity, loss: str) -> None:
         faster_yet = Interval(median=2.5, low=2.0, high=3.0)
-        verdicts = (verdict("bf16", FASTER, parity), verdict("fp16", faster_yet, parity))
-        assert conclude(verdicts, baseline="fp32") == "Use fp16: fp16's reason."
-        assert conclude(verdicts[::-1], baseline="fp32") == "Use fp16: fp16's reason."
+        verdicts = (verdict("bf16", FASTER, parity), verdict("fp16", faster_yet, parity, 0.7))
+        expected = f"Use fp16: it reaches {loss} 2.5 times as fast as fp32 in 0.70 times the memory, because of fp16."
+        assert concluded(*verdicts, whys=("of bf16", "of fp16")) == expected
+        assert concluded(*verdicts[::-1], whys=("of fp16", "of bf16")) == expected
+
+    def test_what_is_not_known_is_not_said(self) -> None:
+        said = concluded(verdict("bf16", FASTER, "same", None), whys=("",))
+        assert said == "Use bf16: it reaches the same loss 1.8 times as fast as fp32."
+
+    def test_a_small_gain_is_not_rounded_away(self) -> None:
+        slightly = Interval(median=1.03, low=1.01, high=1.05)
+        assert " 1.03 times as fast" in concluded(verdict("bf16", slightly, "same"))
 
     @pytest.mark.parametrize("parity", ["worse", "inconclusive"])
     def test_a_slower_one_that_is_sound_beats_a_faster_one_that_is_not(self, parity: LossParity) -> None:
         faster_yet = Interval(median=2.5, low=2.0, high=3.0)
-        verdicts = (verdict("bf16", FASTER, "same"), verdict("fp16", faster_yet, parity))
-        assert conclude(verdicts, baseline="fp32") == "Use bf16: bf16's reason."
+        assert concluded(verdict("bf16", FASTER, "same"), verdict("fp16", faster_yet, parity)).startswith("Use bf16: ")
 
     def test_what_is_faster_but_not_proven(self) -> None:
         faster_yet = Interval(median=2.5, low=2.0, high=3.0)
-        verdicts = (verdict("fp16", faster_yet, "worse"), verdict("bf16", FASTER, "inconclusive"))
-        assert conclude(verdicts, baseline="fp32") == "bf16 looks promising, but is not proven; run more steps or seeds: bf16's reason."
+        said = concluded(verdict("fp16", faster_yet, "worse"), verdict("bf16", FASTER, "inconclusive"))
+        assert said == "bf16 looks promising, but is not proven; run more steps or seeds: bf16's reason."
 
     @pytest.mark.parametrize(
         ("speedup", "ratio", "parity", "used"),
@@ -308,15 +320,15 @@ class TestConclude:
         ],
     )
     def test_what_saves_memory(self, speedup: Interval | None, ratio: float | None, parity: LossParity, used: bool) -> None:
-        said = conclude((verdict("bf16", speedup, parity, ratio),), baseline="fp32")
-        assert said == ("Use bf16 for its memory, not for its speed: bf16's reason." if used else "Stay with fp32: bf16's reason.")
+        said = concluded(verdict("bf16", speedup, parity, ratio), whys=("its operations are small",))
+        saves = (
+            "Use bf16 for its memory, not for its speed: it reaches the same loss in 0.90 times the memory, "
+            "but is no faster than fp32, because its operations are small."
+        )
+        assert said == (saves if used else "Stay with fp32: bf16's reason.")
 
     def test_what_trains_worse_is_the_reason_to_stay(self) -> None:
-        verdicts = (verdict("bf16", EQUAL, "same"), verdict("fp16", FASTER, "worse"))
-        assert conclude(verdicts, baseline="fp32") == "Stay with fp32: fp16's reason."
+        assert concluded(verdict("bf16", EQUAL, "same"), verdict("fp16", FASTER, "worse")) == "Stay with fp32: fp16's reason."
 
     def test_a_second_run_of_the_baseline_is_not_recommended(self) -> None:
-        assert (
-            conclude((verdict("fp32", FASTER, "same"), verdict("bf16", SLOWER, "same")), baseline="fp32")
-            == "Stay with fp32: bf16's reason."
-        )
+        assert concluded(verdict("fp32", FASTER, "same"), verdict("bf16", SLOWER, "same")) == "Stay with fp32: bf16's reason."

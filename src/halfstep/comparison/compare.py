@@ -10,7 +10,7 @@ from halfstep.comparison.contender import RunOptions
 from halfstep.comparison.parity import Parity, final_loss, first_loss, judge_losses
 from halfstep.comparison.race import Plan, Progress, RaceResult, Tally, race
 from halfstep.comparison.statistics import median_interval
-from halfstep.comparison.verdict import Evidence, conclude, judge
+from halfstep.comparison.verdict import Evidence, conclude, explain, judge
 from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
 from halfstep.hardware import describe_device, matmul_gain, native_precisions, parse_device
 from halfstep.policy import PRECISIONS, parse_precision
@@ -99,7 +99,7 @@ def compare(
         raise InvalidTypeError(f"compare(task=...) takes a task's name or a factory, not a {type(task).__name__}.")
     result = race(factory, precisions=lineup, plan=plan, options=options, progress=progress)
     runs = tuple(_run(tally, device_type=place.type) for tally in result.tallies)
-    verdicts = _verdicts(result, runs=runs, options=options)
+    verdicts, whys = _verdicts(result, runs=runs, options=options)
     batch = result.tallies[0].samples
     return Comparison(
         schema=SCHEMA,
@@ -115,8 +115,8 @@ def compare(
             loss_scale=loss_scale,
         ),
         runs=runs,
-        verdicts=verdicts,
-        conclusion=conclude(verdicts, baseline=lineup[0]),
+        verdicts=tuple(verdicts),
+        conclusion=conclude(verdicts, whys=whys, baseline=lineup[0]),
         interrupted=result.interrupted,
     )
 
@@ -200,9 +200,10 @@ def _memory(tally: Tally) -> MemoryParts | None:
     )
 
 
-def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunOptions) -> tuple[Verdict, ...]:
+def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunOptions) -> tuple[list[Verdict], list[str]]:
+    """The verdicts, and what explains the speed of each."""
     baseline = result.tallies[0]
-    verdicts = []
+    verdicts, whys = [], []
     for tally, run in list(zip(result.tallies, runs, strict=True))[1:]:
         rounds, speedup = _speedup(baseline, tally)
         evidence = Evidence(
@@ -215,18 +216,20 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
             failed=tally.outcome == "failed",
             rounds=rounds,
         )
+        # How fast it was until it failed helps nobody: it cannot be used.
+        speedup = None if evidence.failed else speedup
+        whys.append("" if evidence.failed else explain(tally.precision, speedup=speedup, evidence=evidence))
         verdicts.append(
             judge(
                 precision=tally.precision,
                 baseline=baseline.precision,
-                # How fast it was until it failed helps nobody: it cannot be used.
-                speedup=None if evidence.failed else speedup,
+                speedup=speedup,
                 memory_ratio=_ratio(run.peak_memory_mib, runs[0].peak_memory_mib),
                 parity=_parity(baseline, tally, interrupted=result.interrupted),
                 evidence=evidence,
             )
         )
-    return tuple(verdicts)
+    return verdicts, whys
 
 
 def _speedup(baseline: Tally, other: Tally) -> tuple[int, Interval | None]:

@@ -211,7 +211,7 @@ def _time_limit(limit_s: float | None) -> Iterator[None]:
     def check() -> None:
         spent = time.perf_counter() - start
         if spent > limit_s:
-            raise StepOverdueError(f"was stopped after {spent:.1f} s in one step, where {limit_s:.1f} s were allowed")
+            raise StepOverdueError(f"was stopped after {spent:.1f} s in one step")
 
     with BeforeEachOperation(check):
         yield

@@ -104,8 +104,9 @@ class RaceResult:
 def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, options: RunOptions, progress: Progress) -> RaceResult:
     """Runs the precisions in turns, for one seed after the other.
 
-    Every second round runs in reverse order, so that each precision follows each neighbour as often as it precedes it. The first
-    precision is the baseline: an error in it ends the race, while an error in another is noted and the rest goes on.
+    Warm-up steps are not measured, and run one precision after the other. Every second round of measured steps runs in reverse order, so
+    that each precision follows each neighbour as often as it precedes it. The first precision is the baseline: an error in it ends the
+    race, while an error in another is noted and the rest goes on.
 
     Args:
         factory: Makes the task.
@@ -147,7 +148,7 @@ class _Race:
         self.tallies = [Tally(precision=precision) for precision in precisions]
         self._done = 0
         self._contenders: dict[int, Contender] = {}
-        self._baseline_first_s = 0.0
+        self._baseline_s = math.inf
 
     def run_seed(self, index: int) -> None:
         """Runs all steps of one seed."""
@@ -159,9 +160,8 @@ class _Race:
             for number, tally in enumerate(self.tallies):
                 if not tally.note:
                     self._guard(number, lambda number=number: self._enter(number, self._plan.seeds[index]))  # type: ignore[misc]
-            for warm in range(self._plan.warmup):
-                for number in list(self._contenders):
-                    self._guard(number, lambda number=number, warm=warm: self._warm_up(number, (index, warm)))  # type: ignore[misc]
+            for number in list(self._contenders):
+                self._guard(number, lambda number=number: self._warm_up(number, index))  # type: ignore[misc]
             for turn in range(self._plan.steps):
                 order = sorted(self._contenders, reverse=turn % 2 == 1)
                 for number in order:
@@ -177,7 +177,7 @@ class _Race:
         try:
             act()
         except StepOverdueError as error:
-            self._drop(number, outcome="stopped", note=f"It {error}.")
+            self._drop(number, outcome="stopped", note=f"It {error}; {self.tallies[0].precision} needs {self._baseline_s:.2g} s.")
         except HalfstepError as error:
             if number == 0:
                 raise
@@ -198,20 +198,21 @@ class _Race:
         tally.skipped_at.append(tuple(contender.skipped_at))
         tally.final_scale = contender.final_scale
 
-    def _warm_up(self, number: int, at: tuple[int, int]) -> None:
+    def _warm_up(self, number: int, index: int) -> None:
         contender, tally = self._contenders[number], self.tallies[number]
-        self._tell(f"{tally.precision}, warm-up")
-        limit = self._limit(number) if at == (0, 0) else None
-        if at[1] == self._plan.warmup - 1:
-            if tally.memory is None:
-                # Memory of others that is freed during the step would count as if this step had given it back.
-                gc.collect()
-            timed, profiled = contender.profiled_step(limit_s=limit)
-            tally.see(profiled)
-        else:
-            timed = contender.step(limit_s=limit)
-        if number == 0 and not self._baseline_first_s:
-            self._baseline_first_s = timed.seconds
+        for warm in range(self._plan.warmup):
+            self._tell(f"{tally.precision}, warm-up")
+            limit = self._limit(number) if (index, warm) == (0, 0) else None
+            if warm == self._plan.warmup - 1:
+                if tally.memory is None:
+                    # Memory of others that is freed during the step would count as if this step had given it back.
+                    gc.collect()
+                timed, profiled = contender.profiled_step(limit_s=limit)
+                tally.see(profiled)
+            else:
+                timed = contender.step(limit_s=limit)
+            if number == 0:
+                self._baseline_s = min(self._baseline_s, timed.seconds)
 
     def _limit(self, number: int) -> float:
         """How long the first step of all may take, which shows whether a precision is bearable.
@@ -219,7 +220,7 @@ class _Race:
         The baseline may take any time, but is watched like the others: with one step of warm-up this step is profiled, and to be watched
         changes what it holds. Further steps are not watched, so that their profiles are undisturbed.
         """
-        return math.inf if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_first_s)
+        return math.inf if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_s)
 
     def _measure(self, number: int, at: tuple[int, int]) -> None:
         tally = self.tallies[number]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from halfstep.comparison.parity import Parity
 from halfstep.hardware import StepProfile
-from halfstep.records import Interval, Verdict
+from halfstep.records import Interval, LossParity, Verdict
 
 __all__ = ["Evidence", "conclude", "expected_gain", "explain", "judge"]
 
@@ -158,34 +159,57 @@ def _slowest_clause(evidence: Evidence) -> str:
     return f"; {_percent(profile.slowest_share)} of the step goes into {profile.slowest}"
 
 
-def conclude(verdicts: tuple[Verdict, ...], *, baseline: str) -> str:
+def conclude(verdicts: Sequence[Verdict], *, whys: Sequence[str], baseline: str) -> str:
     """What to do, with its reason: the fastest precision that trains as the baseline does, or the baseline.
 
+    Args:
+        verdicts: One for each precision that was compared with the baseline.
+        whys: What `explain` says of each.
+        baseline: The baseline's name.
+
     Example:
-        >>> conclude((), baseline="fp32")
+        >>> conclude((), whys=(), baseline="fp32")
         'Nothing was compared with fp32.'
     """
-    others = [verdict for verdict in verdicts if verdict.precision != baseline]
+    others = [
+        (verdict, f", because {why}" if why else "") for verdict, why in zip(verdicts, whys, strict=True) if verdict.precision != baseline
+    ]
     if not others:
         return f"{baseline} was compared with itself: {verdicts[-1].reason}" if verdicts else f"Nothing was compared with {baseline}."
-    faster = sorted(
-        (verdict for verdict in others if verdict.speedup is not None and verdict.speedup.low > 1),
-        key=lambda verdict: -(verdict.speedup.median if verdict.speedup is not None else 0.0),
-    )
-    sound = [verdict for verdict in faster if verdict.loss_parity in {"same", "better"}]
+    faster = sorted(((verdict, why) for verdict, why in others if _gain(verdict)), key=lambda one: -_gain(one[0]))
+    sound = [(verdict, why) for verdict, why in faster if verdict.loss_parity in _LOSS]
     if sound:
-        return f"Use {sound[0].precision}: {sound[0].reason}"
-    promising = [verdict for verdict in faster if verdict.loss_parity == "inconclusive"]
+        verdict, why = sound[0]
+        gain = f"{_gain(verdict):.1f}" if _gain(verdict) >= 1.05 else f"{_gain(verdict):.2f}"
+        return (
+            f"Use {verdict.precision}: it reaches {_LOSS[verdict.loss_parity]} {gain} times as fast as {baseline}{_memory(verdict)}{why}."
+        )
+    promising = [verdict for verdict, _ in faster if verdict.loss_parity == "inconclusive"]
     if promising:
         return f"{promising[0].precision} looks promising, but is not proven; run more steps or seeds: {promising[0].reason}"
-    saving = [verdict for verdict in others if _saves_memory(verdict)]
+    saving = [(verdict, why) for verdict, why in others if _saves_memory(verdict)]
     if saving:
-        return f"Use {saving[0].precision} for its memory, not for its speed: {saving[0].reason}"
-    worst = min(others, key=lambda verdict: verdict.loss_parity != "worse")
+        verdict, why = saving[0]
+        result = f"it reaches {_LOSS[verdict.loss_parity]}{_memory(verdict)}, but is no faster than {baseline}{why}"
+        return f"Use {verdict.precision} for its memory, not for its speed: {result}."
+    worst = min((verdict for verdict, _ in others), key=lambda verdict: verdict.loss_parity != "worse")
     return f"Stay with {baseline}: {worst.reason}"
+
+
+_LOSS: Final[dict[LossParity, str]] = {"same": "the same loss", "better": "a better loss"}
+
+
+def _gain(verdict: Verdict) -> float:
+    """The speed-up if it is one beyond doubt, and 0 otherwise."""
+    return verdict.speedup.median if verdict.speedup is not None and verdict.speedup.low > 1 else 0.0
+
+
+def _memory(verdict: Verdict) -> str:
+    ratio = verdict.memory_ratio
+    return "" if ratio is None else f" in {ratio:.2f} times the memory"
 
 
 def _saves_memory(verdict: Verdict) -> bool:
     no_slower = verdict.speedup is not None and verdict.speedup.high >= 1
     lighter = verdict.memory_ratio is not None and verdict.memory_ratio < 0.95
-    return no_slower and lighter and verdict.loss_parity in {"same", "better"}
+    return no_slower and lighter and verdict.loss_parity in _LOSS
