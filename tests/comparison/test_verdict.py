@@ -30,7 +30,7 @@ def profile(**changes: Any) -> StepProfile:
         "operations": 100,
         "mean_operation_us": 1000.0,
         "slowest": "mm",
-        "slowest_share": 0.4,
+        "slowest_share": 0.3,
     }
     return StepProfile(**(values | changes))
 
@@ -87,7 +87,7 @@ class TestExplain:
             explain("bf16", speedup=SLOWER, evidence=evidence(profile=profile(cast_share=0.16)))
             == "casts between precisions take 16 % of its step"
         )
-        assert explain("bf16", speedup=SLOWER, evidence=evidence(profile=profile(cast_share=0.15))) == ""
+        assert explain("bf16", speedup=SLOWER, evidence=evidence(profile=profile(cast_share=0.15, slowest_share=0.1))) == ""
         assert "casts" not in explain("bf16", speedup=FASTER, evidence=evidence(profile=profile(cast_share=0.9)))
 
     def test_little_of_the_step_is_lowered(self) -> None:
@@ -115,11 +115,19 @@ class TestExplain:
         )
 
     def test_a_gain_beyond_what_can_be_expected_is_not_explained_by_the_bound(self) -> None:
-        assert explain("bf16", speedup=FASTER, evidence=evidence(gain=1.2)) == ""
+        said = explain("bf16", speedup=FASTER, evidence=evidence(gain=1.2))
+        assert said == "80 % of the fp32 step is spent in operations that autocast lowers"
         assert explain("bf16", speedup=FASTER, evidence=evidence(baseline=profile(lowered_share=0.1))) == ""
 
+    def test_one_slow_operation(self) -> None:
+        slow = profile(slowest="_scaled_dot_product_flash_attention_for_cpu_backward", slowest_share=0.46)
+        said = explain("bf16", speedup=EQUAL, evidence=evidence(profile=slow))
+        assert said == "46 % of its step goes into _scaled_dot_product_flash_attention_for_cpu_backward alone"
+        assert "alone" not in explain("bf16", speedup=FASTER, evidence=evidence(profile=slow))
+
     def test_what_nothing_measured_explains_has_no_explanation(self) -> None:
-        assert explain("bf16", speedup=EQUAL, evidence=evidence()) == ""
+        assert explain("bf16", speedup=EQUAL, evidence=evidence(profile=profile(slowest_share=0.3))) == ""
+        assert explain("bf16", speedup=EQUAL, evidence=evidence(profile=None)) == ""
 
 
 class TestExpectedGain:

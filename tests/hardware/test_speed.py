@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_SIZE", {"cpu": 16})
+    monkeypatch.setattr(speed, "_ROUNDS", 7)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

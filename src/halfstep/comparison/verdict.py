@@ -15,6 +15,8 @@ __all__ = ["Evidence", "conclude", "expected_gain", "explain", "judge"]
 _SMALL_OPERATION_US: Final = {"cpu": 30.0, "cuda": 15.0}
 _MANY_CASTS: Final = 0.15
 _LITTLE_TO_GAIN: Final = 1.3
+_MOST_OF_IT: Final = 0.5
+_ONE_OPERATION: Final = 0.35
 
 
 @final
@@ -133,16 +135,21 @@ def explain(precision: str, *, speedup: Interval | None, evidence: Evidence) -> 
         )
     if speedup.low <= 1 and evidence.profile is not None and evidence.profile.cast_share > _MANY_CASTS:
         return f"casts between precisions take {_percent(evidence.profile.cast_share)} of its step"
-    return _bound_clause(precision, place, speedup=speedup, share=evidence.baseline.lowered_share, gain=evidence.gain)
+    bound = _bound_clause(precision, place, speedup=speedup, share=evidence.baseline.lowered_share, gain=evidence.gain)
+    if bound or speedup.low > 1 or evidence.profile is None or evidence.profile.slowest_share < _ONE_OPERATION:
+        return bound
+    return f"{_percent(evidence.profile.slowest_share)} of its step goes into {evidence.profile.slowest} alone"
 
 
 def _bound_clause(precision: str, place: str, *, speedup: Interval, share: float, gain: float) -> str:
     """What the share of the step that autocast lowers, and the speed of the device, say; empty if they do not explain the speed-up."""
     most = expected_gain(share=share, gain=gain)
     if speedup.low > max(1.0, most):
-        return ""  # It gains more than faster matrix products can give, such as from the memory that it saves.
+        # It gains more than faster matrix products can give, such as from the memory that it saves, or the device was disturbed while it
+        # was asked how fast it multiplies. What remains true is where the time went.
+        return f"{_percent(share)} of the fp32 step is spent in operations that autocast lowers" if share >= _MOST_OF_IT else ""
     multiplies = f"{place} multiplies {precision} matrices {'only ' if gain < _LITTLE_TO_GAIN else ''}{gain:.1f} times as fast as fp32 ones"
-    spent = f"{'only ' if share < 0.5 else ''}{_percent(share)} of the fp32 step is spent in operations that autocast lowers"
+    spent = f"{'only ' if share < _MOST_OF_IT else ''}{_percent(share)} of the fp32 step is spent in operations that autocast lowers"
     if most < _LITTLE_TO_GAIN:
         return f"{spent} and {multiplies}, so {f'{most:.1f}x is the most to expect' if most >= 1.05 else 'there is nothing to gain'}"
     return f"{spent}, and {multiplies}" if speedup.low > 1 else ""

@@ -14,7 +14,7 @@ from halfstep.records import Precision
 __all__ = ["matmul_gain"]
 
 _SIZE: Final = {"cpu": 768, "cuda": 4096}
-_ROUNDS: Final = 7
+_ROUNDS: Final = 15
 
 
 def matmul_gain(precision: Precision, *, device: torch.device) -> float:
