@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import random
 import time
 import warnings
 from collections.abc import Callable
@@ -131,7 +132,9 @@ def by_halfstep(problem: Problem, setting: Setting) -> Step:
 def by_accelerate(problem: Problem, setting: Setting) -> Step:
     """Accelerate, given a scaler for the CPU."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # It is one for the process, and remembers the precision before.
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     if setting.precision == "fp16":
         accelerator.state._mixed_precision = "fp16"
@@ -166,7 +169,7 @@ def by_fabric(problem: Problem, setting: Setting) -> Step:
             loss = problem.loss(model, batch)
         fabric.backward(loss)
         if setting.clip:
-            fabric.clip_gradients(model, optimizer, max_norm=MAX_GRAD_NORM)
+            fabric.clip_gradients(model, optimizer, max_norm=MAX_GRAD_NORM, error_if_nonfinite=False)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -189,12 +192,12 @@ def make_loops(setting: Setting) -> dict[str, tuple[Step, Problem]]:
 
 
 def measure(setting: Setting, *, blocks: int) -> dict[str, list[float]]:
-    """Seconds a step, for each loop and block; the loops take turns, and every second block runs in reverse order."""
+    """Seconds a step, for each loop and block; the loops take turns, in a new random order for each block."""
     loops = make_loops(setting)
     seconds: dict[str, list[float]] = {name: [] for name in loops}
+    order = random.Random(0)
     for number in range(-2, blocks):  # Two blocks to warm up.
-        names = list(loops) if number % 2 else list(reversed(loops))
-        for name in names:
+        for name in order.sample(list(loops), k=len(loops)):
             step, problem = loops[name]
             start = time.perf_counter()
             for index in range(setting.block):
