@@ -125,7 +125,7 @@ def task(seed: int) -> Task:
     order = torch.Generator().manual_seed(seed)
     return Task(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True),
+        optimizer=torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True),
         loss=loss,
         batches=DataLoader(load_images(train=True), batch_size=BATCH_SIZE, shuffle=True, drop_last=True, generator=order),
     )
