@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -38,3 +39,14 @@ def seeded() -> None:
         seed_everything(0)
         if torch.get_num_threads() > THREADS:
             torch.set_num_threads(THREADS)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread: what is tiny only waits for a second one."""
+    import torch  # noqa: PLC0415 - see THREADS
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

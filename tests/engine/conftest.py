@@ -1,16 +1,10 @@
-"""One thread: the models of these tests are so small that a second one only waits for the first."""
+"""The models of these tests are so small that a second thread only waits for the first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def always_one_thread(one_thread: None) -> None:
+    """Every test of this folder."""

@@ -1,5 +1,5 @@
 """The comparison of precisions on one task: time, memory, loss, verdict."""
 
-from halfstep.comparison.compare import compare
+from halfstep.comparison.measurement import compare
 
 __all__ = ["compare"]
