@@ -135,11 +135,7 @@ def _import_file(path: Path) -> ModuleType:
         raise TaskError(f"There is no file {str(path)!r}.{did_you_mean(path.name, known=siblings)}")
     file = path.resolve()
     _put_first_on_path(file.parent)
-    # A name of its own keeps a file called, say, types.py from hiding the module that it is called like, and two files that are called
-    # alike from hiding each other.
-    stem = re.sub(r"[^0-9A-Za-z_]", "_", file.stem)
-    digest = sha256(os.fsencode(file)).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"halfstep_task_{stem}_{digest}", file)
+    spec = importlib.util.spec_from_file_location(_module_name(file), file)
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -152,6 +148,21 @@ def _import_file(path: Path) -> ModuleType:
             raise _import_failure(str(path), error) from error
         raise
     return module
+
+
+def _module_name(file: Path) -> str:
+    """The file's own name where Python imports this very file by it, as the workers of a DataLoader do, and a unique one elsewhere.
+
+    A unique name keeps a file called, say, types.py from hiding the module that it is called like, and two files of one name from hiding
+    each other.
+    """
+    if file.stem.isidentifier():
+        known = sys.modules.get(file.stem)
+        found = importlib.util.find_spec(file.stem) if known is None else None
+        if str(file) == (getattr(known, "__file__", None) if found is None else found.origin):
+            return file.stem
+    stem = re.sub(r"[^0-9A-Za-z_]", "_", file.stem)
+    return f"halfstep_task_{stem}_{sha256(os.fsencode(file)).hexdigest()[:12]}"
 
 
 def _import_module(name: str) -> ModuleType:

@@ -50,7 +50,7 @@ class Seeded(nn.Module):
 
 def test_nothing_falls_back_to_uncompiled_however_many_seeds_there_are(compiler: list[str]) -> None:
     # 3 precisions x 4 seeds is more than the 8 times that torch compiles a function before it gives up.
-    comparison = halfstep.compare(make_factory(model=Seeded), steps=1, warmup=1, seeds=4, device="cpu", compile=True)
+    comparison = halfstep.compare(make_factory(model=Seeded), steps=1, warmup=2, seeds=4, device="cpu", compile=True)
     assert [run.outcome for run in comparison.runs] == ["complete"] * 3
     assert len(compiled := compiler) == 12, compiled
     assert comparison.settings.compile
@@ -58,7 +58,7 @@ def test_nothing_falls_back_to_uncompiled_however_many_seeds_there_are(compiler:
 
 def test_losses_are_those_of_the_uncompiled_model(compiler: list[str]) -> None:
     factory = make_factory(model=lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
-    settings: dict[str, Any] = {"steps": 2, "warmup": 1, "seeds": 2, "device": "cpu"}
+    settings: dict[str, Any] = {"steps": 2, "warmup": 2, "seeds": 2, "device": "cpu"}
     plain = halfstep.compare(factory, **settings)
     assert not compiler
     compiled = halfstep.compare(factory, **settings, compile=True)
@@ -69,7 +69,7 @@ def test_losses_are_those_of_the_uncompiled_model(compiler: list[str]) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_inductor_trains_alike() -> None:
-    settings: dict[str, Any] = {"precisions": ["bf16"], "steps": 1, "warmup": 1, "seeds": 1, "device": "cpu"}
+    settings: dict[str, Any] = {"precisions": ["bf16"], "steps": 1, "warmup": 2, "seeds": 1, "device": "cpu"}
     compiled, plain = (halfstep.compare(make_factory(), **settings, compile=chosen) for chosen in (True, False))
     assert [run.note for run in compiled.runs] == ["", ""]
     for mine, theirs in zip(compiled.runs, plain.runs, strict=True):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import halfstep
 from halfstep.comparison import race as race_module
 from halfstep.errors import ConfigurationError, InvalidTypeError, TaskError
+from halfstep.hardware import profile_step
 from halfstep.records import Comparison, Interval, PrecisionRun, Verdict
 from halfstep.task import TaskFactory
 from tests.comparison.tasks import Clock, current_precision, make_factory, noisy_task, square, vanishing_task
@@ -186,7 +188,7 @@ class TestCtrlC:
 
     def test_in_the_second_seed_the_first_one_counts(self, clock: Clock) -> None:
         # A seed has 5 steps of each precision, 15 in all. The second one's losses have only begun to fall.
-        runs, verdicts = by_precision(compare(interrupted_at(19, clock), seeds=3))
+        runs, verdicts = by_precision(compare(interrupted_at(20, clock), seeds=3))
         whole, _ = by_precision(compare(make_factory(clock.loss), seeds=1))
         assert [run.steps for run in runs.values()] == [5, 4, 4]
         assert {name: run.final_loss for name, run in runs.items()} == {name: run.final_loss for name, run in whole.items()}
@@ -200,6 +202,31 @@ class TestCtrlC:
     def test_it_is_saved_and_read_back(self, clock: Clock) -> None:
         comparison = compare(interrupted_at(8, clock))
         assert Comparison.from_json(comparison.to_json()) == comparison
+
+
+class TestExplanations:
+    def test_without_a_measured_time_nothing_is_explained(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+        def blind(*arguments: Any, **settings: Any) -> Any:
+            result, profile = profile_step(*arguments, **settings)
+            return result, replace(profile, total_us=0.0, mean_operation_us=0.0, lowered_share=0.0)
+
+        monkeypatch.setattr("halfstep.comparison.contender.profile_step", blind)
+        clock.costs["bf16"] = 2.0
+        _, verdicts = by_precision(compare(make_factory(clock.loss), precisions=["bf16"]))
+        assert "because" not in verdicts["bf16"].reason.replace("this CPU does not compute bf16", "")
+        assert "operations" not in verdicts["bf16"].reason
+
+    def test_a_failing_probe_loses_no_measurement(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+        def fails(precision: str, *, device: torch.device) -> float:
+            raise torch.OutOfMemoryError("out of memory")
+
+        monkeypatch.setattr("halfstep.comparison.measurement.matmul_gain", fails)
+        runs, _ = by_precision(compare(make_factory(clock.loss), precisions=["bf16"]))
+        assert runs["bf16"].steps == 8
+
+    def test_compiling_needs_a_step_for_itself(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"the first step compiles, so at least 2 steps of warm-up are needed"):
+            compare(make_factory(), compile=True, warmup=1)
 
 
 class TestArguments:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
@@ -39,10 +40,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class TestOrder:
-    def test_the_precisions_take_turns_and_every_second_round_is_reversed(self, clock: Clock) -> None:
+    def test_the_precisions_take_turns(self, clock: Clock) -> None:
         run(make_factory(clock.loss), warmup=2, steps=3)
-        forth, back = ["fp32", "bf16", "fp16"], ["fp16", "bf16", "fp32"]
-        assert clock.steps == ["fp32", "fp32", "bf16", "bf16", "fp16", "fp16", *forth, *back, *forth]
+        assert clock.steps[:6] == ["fp32", "fp32", "bf16", "bf16", "fp16", "fp16"]
+        assert clock.steps[6:9] == ["fp32", "bf16", "fp16"]
+        assert clock.steps[9:12] == ["fp16", "bf16", "fp32"]
+        assert clock.steps[12:15] == ["bf16", "fp16", "fp32"]
+
+    @pytest.mark.parametrize("precisions", [("fp32", "bf16"), ALL])
+    def test_no_place_and_no_neighbour_is_favoured(self, clock: Clock, precisions: tuple[Precision, ...]) -> None:
+        count = len(precisions)
+        run(make_factory(clock.loss), *precisions, steps=2 * count)
+        steps = clock.steps[count : count + 2 * count * count]
+        rounds = [steps[start : start + count] for start in range(0, len(steps), count)]
+        assert all(sorted(turn) == sorted(precisions) for turn in rounds)
+        assert {
+            (precision, [turn.index(precision) for turn in rounds].count(place)) for precision in precisions for place in range(count)
+        } == {(precision, 2) for precision in precisions}
+        followed = [pair for turn in rounds for pair in pairwise(turn)]
+        assert {followed.count(pair) for pair in permutations(precisions, 2)} == {len(followed) // (count * (count - 1))}
 
     def test_one_seed_comes_after_the_other(self, clock: Clock) -> None:
         seeds = []
@@ -276,10 +292,11 @@ class TestCtrlC:
             (5, [[2], [1], [1]]),  # in the first round, after fp32
             (7, [[2], [2], [2]]),  # between two rounds, with the reversed one to come
             (8, [[2], [2], [3]]),
-            (15, [[4], [5], [5]]),  # in the last step of the first seed, which is fp32's in a reversed round
-            (16, [[5], [5], [5]]),  # in the first warm-up step of the second seed
-            (17, [[5, 1], [5], [5]]),
-            (20, [[5, 2], [5, 1], [5, 1]]),
+            (15, [[5], [4], [5]]),  # in the last step of the first seed
+            (16, [[5], [5], [5]]),  # in the late profile of fp16, whose warm-up step was skipped
+            (17, [[5], [5], [5]]),  # in the first warm-up step of the second seed
+            (18, [[5, 1], [5], [5]]),
+            (21, [[5, 2], [5, 1], [5, 1]]),
         ],
     )
     def test_what_is_known_comes_back(self, call: int, losses: list[list[int]]) -> None:
@@ -317,6 +334,24 @@ class TestIndependence:
     def test_a_precision_beside_itself_gives_identical_losses(self) -> None:
         first, second = run(noisy_task, "fp32", "fp32", seeds=(0, 1)).tallies
         assert first.losses == second.losses
+
+
+class TestForeignModels:
+    @staticmethod
+    def module_level() -> TaskFactory:
+        model = nn.Linear(4, 2)
+        return make_factory(model=lambda: model)
+
+    @pytest.mark.parametrize("precisions", [("fp32", "bf16"), ("fp32", "fp32")])
+    def test_two_precisions_must_not_train_one_model(self, precisions: tuple[Precision, ...]) -> None:
+        first, second = run(self.module_level(), *precisions).tallies
+        assert first.outcome == "complete"
+        assert second.outcome == "failed"
+        assert "Make the model inside the factory" in second.note
+
+    def test_two_seeds_must_not_train_one_model(self) -> None:
+        with pytest.raises(TaskError, match=r"returned a model that it had returned before.*anew for each call"):
+            run(self.module_level(), "fp32", seeds=(0, 1))
 
 
 class TestProfiles:

@@ -215,3 +215,22 @@ def test_the_scale_grows_after_its_interval_of_good_steps() -> None:
     run = Run.start("sgd", precision="fp16", growth_interval=2)
     by_train_step(run, make_batches(6), precision="fp16", clip=None, accumulate=1, factors=[1.0, INF, 1.0, 1.0, 1.0, 1.0])
     assert run.scales == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**10, 2.0**10]
+
+
+def test_a_scale_that_fell_out_of_range_destroys_no_weights() -> None:
+    """After 144 skips the scale is 2**-128, and 1 / scale is inf: torch's check, which comes before the division, sees a good step."""
+    run, amp = start(scale=2.0**16)
+    (x, y), (good_x, good_y) = make_batches(2)
+    for _ in range(150):
+        assert amp.train_step(lambda x, y: loss_of(run.model, x, y, INF), x, y).skipped
+    before = snapshot(run)
+    record = amp.train_step(lambda x, y: loss_of(run.model, x, y, 1.0), good_x, good_y)
+    assert record.scale < 2.0**-127
+    assert record.skipped
+    assert same_state(snapshot(run), before)
+
+
+def test_a_scale_below_one_steps_where_its_gradients_are_finite() -> None:
+    run, amp = start(scale=0.5)
+    ((x, y),) = make_batches(1)
+    assert not amp.train_step(lambda x, y: loss_of(run.model, x, y, 1.0), x, y).skipped

@@ -244,5 +244,15 @@ class TestStaticMemory:
         expected = (3 + 2) * 8 + torch.Size(shape).numel() * 4
         assert static_memory(model=nn.ReLU(), optimizer=SGD([torch.zeros(1)]), batch=[sparse, sparse]).batch == expected
 
+    def test_a_batch_that_is_a_slice_weighs_no_more_than_itself(self) -> None:
+        model = nn.Linear(4, 4, bias=False)
+        found = static_memory(model=model, optimizer=torch.optim.SGD(model.parameters()), batch=torch.zeros(1000, 4)[:8])
+        assert found.batch == 8 * 4 * 4
+
+    def test_a_batch_that_is_expanded_weighs_what_is_stored(self) -> None:
+        model = nn.Linear(4, 4, bias=False)
+        found = static_memory(model=model, optimizer=torch.optim.SGD(model.parameters()), batch=torch.zeros(4).expand(100, 4))
+        assert found.batch == 4 * 4
+
     def test_an_empty_batch_weighs_nothing(self) -> None:
         assert static_memory(model=nn.ReLU(), optimizer=SGD([torch.zeros(1)]), batch=(torch.zeros(0), None)).batch == 0

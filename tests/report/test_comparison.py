@@ -188,3 +188,12 @@ def test_the_machine_and_the_settings_are_written_down() -> None:
 def test_a_record_that_came_back_from_json_gives_the_same_document() -> None:
     comparison = replace(samples.emulated_comparison(), interrupted=True)
     assert comparison_document(Comparison.from_json(comparison.to_json())) == comparison_document(comparison)
+
+
+@pytest.mark.parametrize(("steps", "label"), [(5, "Range"), (6, "95 %")])
+def test_too_few_steps_have_a_range_and_no_interval(steps: int, label: str) -> None:
+    sample = samples.comparison()
+    sample = replace(sample, runs=tuple(replace(run, steps=steps) for run in sample.runs))
+    assert {f"{label} of step time", f"{label} of speed-up"} <= set(summary(sample))
+    cards = section(comparison_document(sample), "Verdicts").cards
+    assert all(card.facts[0].detail.startswith(f"{label}: ") for card in cards)

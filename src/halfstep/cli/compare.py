@@ -6,22 +6,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import halfstep
+from halfstep.cli.exit_codes import ExitCode
 from halfstep.errors import ConfigurationError
 from halfstep.files import check_writable, write_text
 from halfstep.records import Comparison
-from halfstep.report import comparison_document, print_document, render_html
+from halfstep.report import comparison_document, print_document, write_html
 
 __all__ = ["compare_command"]
-
-FINDINGS: Final = 1
-INTERRUPTED: Final = 130
 
 
 @click.command("compare", short_help="Measure fp32 against bf16 and fp16 on a task: time, memory, loss.")
@@ -98,10 +96,10 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
         )
     _publish(comparison, json_file=json_file, html_file=html_file)
     if comparison.interrupted:
-        context.exit(INTERRUPTED)
+        context.exit(ExitCode.INTERRUPTED)
     findings = any(verdict.loss_parity == "worse" for verdict in comparison.verdicts)
     failures = any(run.outcome == "failed" for run in comparison.runs)
-    context.exit(FINDINGS if findings or failures else 0)
+    context.exit(ExitCode.FINDINGS if findings or failures else ExitCode.FINE)
 
 
 def _check_outputs(*, json_file: str | None, html_file: str | None) -> None:
@@ -124,7 +122,7 @@ def _publish(comparison: Comparison, *, json_file: str | None, html_file: str | 
         if json_file not in {None, "-"}:
             write_text(Path(str(json_file)), comparison.to_json(indent=2) + "\n")
         if html_file is not None:
-            write_text(Path(html_file), render_html(document))
+            write_html(document, html_file)
     finally:
         if json_file == "-":
             _PatientConsole(soft_wrap=True).out(comparison.to_json(indent=2), highlight=False)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
 
 import click
 
 import halfstep
 from halfstep.cli.compare import compare_command
+from halfstep.cli.exit_codes import ExitCode
 from halfstep.errors import HalfstepError, TaskError
 
 __all__ = ["command", "main"]
 
-COULD_NOT_RUN: Final = 2
-INTERRUPTED: Final = 130
 
 _EPILOG = """\
 \b
@@ -54,19 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = done.exit_code
     except click.ClickException as error:
         error.show()
-        code = COULD_NOT_RUN
+        code = ExitCode.COULD_NOT_RUN
     except HalfstepError as error:
         if show_traceback:
             traceback.print_exc()
         click.echo(f"halfstep: {error}", err=True)
         if isinstance(error, TaskError) and error.__cause__ is not None and not show_traceback:
             click.echo("For the whole traceback: halfstep --traceback ...", err=True)
-        code = COULD_NOT_RUN
+        code = ExitCode.COULD_NOT_RUN
     except (KeyboardInterrupt, click.Abort):
         click.echo("halfstep: interrupted before there was a result.", err=True)
-        code = INTERRUPTED
+        code = ExitCode.INTERRUPTED
     except Exception:
         traceback.print_exc()
         click.echo("halfstep: this is a bug in halfstep; please report it with the traceback above.", err=True)
-        code = COULD_NOT_RUN
+        code = ExitCode.COULD_NOT_RUN
     sys.exit(code)

@@ -100,6 +100,9 @@ class Contender:
             task = make_task(factory, seed=seed)
             self._stream = BatchStream(task.batches)
             task.model.to(device=options.device)
+            if task.optimizer.state and options.device.type != "cpu":
+                # Some optimizers, such as Adagrad, make their state at once; loading it puts each tensor where its parameter is now.
+                task.optimizer.load_state_dict(task.optimizer.state_dict())
             if options.channels_last:
                 _lay_out_channels_last(task.model)
             task.model.train()
@@ -118,11 +121,11 @@ class Contender:
         self._task = task
         self.losses: list[float] = []
         self.skipped_at: list[int] = []
+        self.final_scale: float | None = None
 
-    @property
-    def final_scale(self) -> float | None:
-        """The loss scale now; `None` without loss scaling."""
-        return None if self._engine.scaler is None else self._engine.scaler.get_scale()
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that it trains."""
+        return self._task.model.parameters()
 
     def step(self, *, limit_s: float | None = None) -> TimedStep:
         """Runs one training step.
@@ -165,6 +168,7 @@ class Contender:
             synchronize(self._options.device)
             seconds = time.perf_counter() - start
             self.losses.append(record.loss)
+            self.final_scale = None if self._engine.scaler is None else self._engine.scaler.get_scale()
         if record.skipped:
             self.skipped_at.append(record.step)
         return TimedStep(seconds=seconds, samples=sample_count(self._batch), record=record), seen

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Literal, cast, get_args
 
+import torch
+
 from halfstep.comparison.contender import RunOptions
 from halfstep.comparison.parity import Parity, final_loss, first_loss, judge_losses
 from halfstep.comparison.race import Plan, Progress, RaceResult, Tally, race
 from halfstep.comparison.statistics import median_interval
 from halfstep.comparison.verdict import Evidence, conclude, explain, judge
 from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
-from halfstep.hardware import describe_device, matmul_gain, native_precisions, parse_device
+from halfstep.hardware import StepProfile, describe_device, matmul_gain, native_precisions, parse_device
 from halfstep.policy import PRECISIONS, parse_precision
 from halfstep.records import SCHEMA, Comparison, Interval, MemoryParts, Precision, PrecisionRun, Settings, Verdict
 from halfstep.task import TaskFactory, load_task
@@ -51,7 +53,7 @@ def compare(
         task: A task's name, `path/to/file.py:factory` or `package.module:factory`, or the factory itself.
         precisions: Which ones, of `fp32`, `bf16` and `fp16`. fp32 is the baseline, and is put first whether named or not.
         steps: Measured steps of each precision for each seed.
-        warmup: Steps before those: they train, but are not timed. At least 1; the last one for each seed is profiled.
+        warmup: Steps before those: they train, but are not timed. At least 1, or 2 with `compile`; the last one for each seed is profiled.
         seeds: How many seeds, counted from 0, or the seeds themselves. One seed shows no spread to judge losses by.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         channels_last: Lay out the model and 4-d inputs channels last, which convolutions prefer.
@@ -87,6 +89,8 @@ def compare(
         seeds=_seeds(seeds),
         max_slowdown=_above_one(max_slowdown),
     )
+    if compile and plan.warmup < 2:
+        raise ConfigurationError("compare(compile=True, warmup=1): the first step compiles, so at least 2 steps of warm-up are needed.")
     if loss_scale not in get_args(LossScaling):
         allowed = " and ".join(get_args(LossScaling))
         raise ConfigurationError(
@@ -209,10 +213,10 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
         evidence = Evidence(
             device=options.device.type,
             native=tally.precision in native_precisions(options.device),
-            gain=None if tally.note else matmul_gain(tally.precision, device=options.device),
-            baseline=baseline.profiled and baseline.profiled.profile,
-            profile=tally.profiled and tally.profiled.profile,
-            note=tally.note,
+            gain=None if tally.note else _gain(tally.precision, device=options.device),
+            baseline=_explanation(baseline, options=options),
+            profile=_explanation(tally, options=options),
+            note=tally.note or ("" if tally.seconds or not run.skipped_steps else "Every measured step was skipped."),
             failed=tally.outcome == "failed",
             rounds=rounds,
         )
@@ -230,6 +234,19 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
             )
         )
     return verdicts, whys
+
+
+def _gain(precision: Precision, *, device: torch.device) -> float | None:
+    try:
+        return matmul_gain(precision, device=device)
+    except RuntimeError:  # Out of memory, say. It only explains; the measurements must not be lost for it.
+        return None
+
+
+def _explanation(tally: Tally, *, options: RunOptions) -> StepProfile | None:
+    """The profile of a step if it can explain a time. Of a compiled model the profiler sees only what was not compiled."""
+    profile = tally.profiled and tally.profiled.profile
+    return profile if profile and profile.total_us and not options.compile else None
 
 
 def _speedup(baseline: Tally, other: Tally) -> tuple[int, Interval | None]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, TypeAlias, final
 
 import torch
+from torch import nn
 
 from halfstep.comparison.contender import Contender, ProfiledStep, RunOptions, StepOverdueError, TimedStep
-from halfstep.errors import HalfstepError
+from halfstep.errors import HalfstepError, TaskError
 from halfstep.records import Outcome, Precision
 from halfstep.task import TaskFactory
 
@@ -52,7 +54,7 @@ class Tally:
 
     Attributes:
         precision: The precision.
-        seconds: Measured step times by (seed index, round), so that rounds of two precisions can be paired.
+        seconds: Measured step times by (seed index, round), so that rounds of two precisions can be paired; skipped steps have none.
         samples: Samples in each measured step whose batch tells.
         losses: For each seed the loss of every step.
         skipped_at: For each seed the numbers of the skipped steps.
@@ -81,7 +83,9 @@ class Tally:
             self.profiled = profiled
 
     def measure(self, timed: TimedStep, *, at: tuple[int, int]) -> None:
-        """Counts a measured step."""
+        """Counts a measured step. A skipped one is quicker, since no optimizer ran in it: its time says nothing."""
+        if timed.record.skipped:
+            return
         self.seconds[at] = timed.seconds
         if timed.samples is not None:
             self.samples.append(timed.samples)
@@ -104,8 +108,8 @@ class RaceResult:
 def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, options: RunOptions, progress: Progress) -> RaceResult:
     """Runs the precisions in turns, for one seed after the other.
 
-    Warm-up steps are not measured, and run one precision after the other. Every second round of measured steps runs in reverse order, so
-    that each precision follows each neighbour as often as it precedes it. The first precision is the baseline: an error in it ends the
+    Warm-up steps are not measured, and run one precision after the other. The order of the measured steps changes from round to round, so
+    that each precision follows each other one as often as it precedes it. The first precision is the baseline: an error in it ends the
     race, while an error in another is noted and the rest goes on.
 
     Args:
@@ -149,6 +153,7 @@ class _Race:
         self._done = 0
         self._contenders: dict[int, Contender] = {}
         self._baseline_s = math.inf
+        self._trained: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def run_seed(self, index: int) -> None:
         """Runs all steps of one seed."""
@@ -163,14 +168,20 @@ class _Race:
             for number in list(self._contenders):
                 self._guard(number, lambda number=number: self._warm_up(number, index))  # type: ignore[misc]
             for turn in range(self._plan.steps):
-                order = sorted(self._contenders, reverse=turn % 2 == 1)
-                for number in order:
-                    self._guard(number, lambda number=number, turn=turn: self._measure(number, (index, turn)))  # type: ignore[misc]
-                for number in order:
-                    self._cut_short(number)
+                self._run_round((index, turn))
+            for number in list(self._contenders):
+                if self.tallies[number].memory is None:
+                    self._guard(number, lambda number=number: self._profile_late(number))  # type: ignore[misc]
         finally:
             for number in list(self._contenders):
                 self._leave(number)
+
+    def _run_round(self, at: tuple[int, int]) -> None:
+        order = self._order(at[1])
+        for number in order:
+            self._guard(number, lambda number=number: self._measure(number, at))  # type: ignore[misc]
+        for number in order:
+            self._cut_short(number)
 
     def _guard(self, number: int, act: Callable[[], None]) -> None:
         """Notes an error in any precision but the baseline, and takes the precision out of the race."""
@@ -185,7 +196,16 @@ class _Race:
 
     def _enter(self, number: int, seed: int) -> None:
         precision = self.tallies[number].precision
-        self._contenders[number] = Contender(self._factory, precision=precision, seed=seed, options=self._options)
+        contender = Contender(self._factory, precision=precision, seed=seed, options=self._options)
+        for parameter in contender.parameters():
+            known = self._trained.get(id(parameter))
+            if known is not None and known() is parameter:
+                raise TaskError(
+                    "The factory returned a model that it had returned before, so that one run would train the weights of another. "
+                    "Make the model inside the factory, anew for each call."
+                )
+            self._trained[id(parameter)] = weakref.ref(parameter)
+        self._contenders[number] = contender
 
     def _leave(self, number: int) -> None:
         contender = self._contenders.pop(number, None)
@@ -194,8 +214,9 @@ class _Race:
         tally = self.tallies[number]
         if not contender.losses:
             return
-        tally.losses.append(tuple(contender.losses))
-        tally.skipped_at.append(tuple(contender.skipped_at))
+        planned = self._plan.warmup + self._plan.steps
+        tally.losses.append(tuple(contender.losses[:planned]))
+        tally.skipped_at.append(tuple(step for step in contender.skipped_at if step <= planned))
         tally.final_scale = contender.final_scale
 
     def _warm_up(self, number: int, index: int) -> None:
@@ -208,7 +229,8 @@ class _Race:
                     # Memory of others that is freed during the step would count as if this step had given it back.
                     gc.collect()
                 timed, profiled = contender.profiled_step(limit_s=limit)
-                tally.see(profiled)
+                if not timed.record.skipped:
+                    tally.see(profiled)
             else:
                 timed = contender.step(limit_s=limit)
             if number == 0:
@@ -221,6 +243,26 @@ class _Race:
         changes what it holds. Further steps are not watched, so that their profiles are undisturbed.
         """
         return math.inf if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_s)
+
+    def _order(self, turn: int) -> list[int]:
+        """Who runs when: every second round is reversed, and after two rounds another one comes first.
+
+        So each precision has each place equally often, and follows each other one equally often (Williams, 1949, Australian Journal of
+        Scientific Research A2, 149).
+        """
+        order = sorted(self._contenders)
+        first = turn // 2 % len(order)
+        order = order[first:] + order[:first]
+        return order[::-1] if turn % 2 else order
+
+    def _profile_late(self, number: int) -> None:
+        """Profiles a step after the measured ones, where the warm-up step was skipped: no optimizer ran in it. Its loss does not count."""
+        contender = self._contenders[number]
+        scale = contender.final_scale
+        timed, profiled = contender.profiled_step()
+        contender.final_scale = scale
+        if not timed.record.skipped:
+            self.tallies[number].see(profiled)
 
     def _measure(self, number: int, at: tuple[int, int]) -> None:
         tally = self.tallies[number]

@@ -56,7 +56,8 @@ class MixedPrecision:
         max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` only measures the norm; `None` does
             neither.
         accumulate: Micro-batches in one step. `train_step` splits its batch into so many; `backward` expects so many calls.
-        scaler: The loss scaler for fp16; `None` for `torch.amp.GradScaler` with its defaults. A disabled one means no loss scaling.
+        scaler: The loss scaler for fp16; `None` for `torch.amp.GradScaler` with its defaults. A disabled one means no loss scaling. It
+            belongs to one engine: several that share it would change the scale under each other's gradients.
 
     Attributes:
         precision: The precision in use, `auto` resolved.
@@ -237,10 +238,12 @@ class MixedPrecision:
             return True, norm, 1.0 if scaler is None else scaler.get_scale()
         try:
             self._probe.unscale_with(scaler)
-            norm = self._clip(parameters)
             # On an accelerator this waits for the gradients, and so does the scaler next: read here, it costs no wait of its own.
             scale = scaler.get_scale()
-            taken = self._probe.step_with(scaler)
+            # A scaler looks for infinities before it divides. Divided by a scale below 1, a finite gradient may become infinite.
+            sound = scale >= 1 or all(bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None)
+            norm = self._clip(parameters)
+            taken = sound and self._probe.step_with(scaler)
         except BaseException:
             # A scaler remembers how far a step got and would refuse the next one. Told which scale to use, it forgets.
             scaler.update(scaler.get_scale())

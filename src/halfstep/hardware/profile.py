@@ -52,19 +52,23 @@ def static_memory(*, model: nn.Module, optimizer: Optimizer, batch: Any) -> Stat
     """
     seen: set[int] = set()
 
-    def weigh(leaves: Iterable[Any]) -> int:
+    def weigh(leaves: Iterable[Any], size: Callable[[Tensor], int] = lambda part: part.untyped_storage().nbytes()) -> int:
         total = 0
         for part in (part for leaf in leaves if isinstance(leaf, Tensor) for part in dense_parts(leaf)):
-            storage = part.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
+            place = part.untyped_storage().data_ptr()
+            if place not in seen:
+                seen.add(place)
+                total += size(part)
         return total
+
+    def own_size(part: Tensor) -> int:
+        # A batch may be a slice of a whole data set, which is not what the step needs; or expanded from less than it seems.
+        return min(part.nbytes, part.untyped_storage().nbytes())
 
     return StaticMemory(
         parameters=weigh((*model.parameters(), *model.buffers())),
         optimizer=weigh(tree_leaves(list(optimizer.state.values()))),
-        batch=weigh(tree_leaves(batch)),
+        batch=weigh(tree_leaves(batch), own_size),
     )
 
 
@@ -78,7 +82,7 @@ class StepProfile:
             a CPU, what was allocated before and is freed in the step is not subtracted, because the profiler does not see it go.
         lowered_share: The share of the operations' time, from 0 to 1, that is spent in operations which autocast lowers, backward included.
         cast_share: The share that is spent in casts between dtypes.
-        total_us: The time of all operations together, in microseconds.
+        total_us: The time of all operations together, in microseconds; 0 where the profiler could not measure the device.
         operations: How many operations ran, counting those that the user's code or autograd called.
         mean_operation_us: The mean time of such an operation, in microseconds.
         slowest: The name of the operation that took the most time itself.
@@ -151,7 +155,8 @@ def _summarize(events: Iterable[Any], *, peak: int, lowered: frozenset[str], cud
 
     operations = [event for event in events if event.name.startswith("aten::")]
     outermost = [event for event in operations if not _inside(event, lambda parent: parent.name.startswith("aten::"))]
-    whole = sum(map(total_us, outermost)) or 1.0
+    measured = sum(map(total_us, outermost))
+    whole = measured or 1.0
     by_name: dict[str, float] = {}
     for event in operations:
         by_name[event.name] = by_name.get(event.name, 0.0) + self_us(event)
@@ -167,7 +172,7 @@ def _summarize(events: Iterable[Any], *, peak: int, lowered: frozenset[str], cud
         peak_bytes=peak,
         lowered_share=share(in_lowered),
         cast_share=share(lambda event: event.name == "aten::_to_copy"),
-        total_us=whole,
+        total_us=measured,
         operations=len(outermost),
         mean_operation_us=whole / max(1, len(outermost)),
         slowest=slowest.removeprefix("aten::"),

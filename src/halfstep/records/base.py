@@ -26,7 +26,7 @@ class AbstractRecord:
         Args:
             indent: Spaces for each level, or `None` for a single line.
         """
-        return json.dumps(encode(self), indent=indent, ensure_ascii=False, allow_nan=False)
+        return json.dumps(encode(self), indent=indent, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

@@ -37,6 +37,8 @@ MemorySource = Literal["cuda_allocator", "tracked_tensors"]
 class Interval(AbstractRecord):
     """A median with its 95 % confidence interval, all in the unit of the field that holds it.
 
+    Fewer than six samples cannot reach 95 %; the interval is then their range.
+
     Example:
         >>> str(Interval(median=2.104, low=1.96, high=2.2))
         '2.10 [1.96, 2.20]'
@@ -84,7 +86,7 @@ class Settings(AbstractRecord):
         batch_size: Samples in the first batch; `None` when no tensor in it tells.
         channels_last: Whether the model and the images were laid out channels last.
         compile: Whether the model ran through `torch.compile`.
-        loss_scale: The loss scaling of fp16: `dynamic`, `none`, or a fixed number.
+        loss_scale: The loss scaling of fp16: `dynamic` or `none`.
     """
 
     steps: int
@@ -130,7 +132,7 @@ class PrecisionRun(AbstractRecord):
         final_loss: The mean loss of the last fifth of the steps, averaged over the seeds.
         skipped_steps: Optimizer steps that were not taken because gradients were non-finite, over all seeds.
         final_scale: The loss scale after the last step of the last seed; `None` without loss scaling.
-        steps: Measured steps, over all seeds.
+        steps: Steps whose time was measured, over all seeds; a skipped step is quicker, and does not count.
         memory: What the peak memory is made of.
         step_times_ms: Every measured step time, in the order in which they ran.
         losses: For each seed the loss of every step, warm-up included.

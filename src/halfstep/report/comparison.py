@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from halfstep.records import Comparison, Interval, LossParity, MemorySource, Verdict
+from halfstep.records import Comparison, Interval, LossParity, MemorySource, PrecisionRun, Verdict
 from halfstep.report.comparison_figures import loss_figure, memory_figure, step_time_figure
 from halfstep.report.contenders import Contender, contenders
 from halfstep.report.document import Card, Column, Document, Fact, Item, Section, Table, Tone
@@ -89,7 +89,7 @@ def _card(contender: Contender, *, baseline: Contender, unit: Unit) -> Card:
         title=contender.label,
         text=verdict.reason,
         facts=(
-            _speedup_fact(verdict.speedup),
+            _speedup_fact(verdict.speedup, interval=_interval_name((contender.run, baseline.run))),
             _memory_fact(verdict, contender=contender, baseline=baseline, unit=unit),
             Fact(
                 label="Loss parity",
@@ -102,7 +102,16 @@ def _card(contender: Contender, *, baseline: Contender, unit: Unit) -> Card:
     )
 
 
-def _speedup_fact(speedup: Interval | None) -> Fact:
+# Fewer steps than this cannot reach 95 %, and the interval is their whole range.
+_ENOUGH_STEPS = 6
+_INTERVALS = {"95 %": "95 % intervals", "Range": "ranges (too few steps for 95 % intervals)"}
+
+
+def _interval_name(runs: Iterable[PrecisionRun]) -> str:
+    return "Range" if any(0 < run.steps < _ENOUGH_STEPS for run in runs) else "95 %"
+
+
+def _speedup_fact(speedup: Interval | None, *, interval: str) -> Fact:
     if speedup is None:
         return Fact(label="Speed-up", value=MISSING, detail="not measured")
     tone: Tone = "neutral"
@@ -110,7 +119,7 @@ def _speedup_fact(speedup: Interval | None) -> Fact:
         tone = "good"
     elif speedup.high < 1:
         tone = "bad"
-    detail = f"95 %: {interval_texts(speedup, digits=3)[1]}"
+    detail = f"{interval}: {interval_texts(speedup, digits=3)[1]}"
     return Fact(label="Speed-up", value=ratio_text(speedup.median), detail=detail, tone=tone)
 
 
@@ -133,6 +142,7 @@ def _scaled(value: float | None, unit: Unit) -> str:
 def _summary(runs: tuple[Contender, ...], *, unit: Unit) -> Table:
     """Metrics down, precisions across: it fits a terminal and a phone, and like stands beside like."""
     baseline = runs[0]
+    interval = _interval_name(one.run for one in runs)
     time = time_unit(one.run.step_time_ms.median if one.run.step_time_ms else None for one in runs)
 
     def judged(of_verdict: Callable[[Verdict], str]) -> Callable[[Contender], str]:
@@ -145,10 +155,10 @@ def _summary(runs: tuple[Contender, ...], *, unit: Unit) -> Table:
 
     metrics: tuple[tuple[str, Callable[[Contender], str]], ...] = (
         (f"Step time ({time.name})", lambda one: interval_texts(one.run.step_time_ms, factor=time.factor)[0]),
-        ("95 % of step time", lambda one: interval_texts(one.run.step_time_ms, factor=time.factor)[1]),
+        (f"{interval} of step time", lambda one: interval_texts(one.run.step_time_ms, factor=time.factor)[1]),
         ("Samples/s", lambda one: number_text(one.run.samples_per_s)),
         ("Speed-up", judged(lambda verdict: interval_texts(verdict.speedup, digits=3, suffix=TIMES)[0])),
-        ("95 % of speed-up", lambda one: interval_texts(one.verdict.speedup if one.verdict else None, digits=3)[1]),
+        (f"{interval} of speed-up", lambda one: interval_texts(one.verdict.speedup if one.verdict else None, digits=3)[1]),
         (f"Peak memory ({unit.name})", lambda one: _scaled(one.run.peak_memory_mib, unit)),
         ("Peak memory ratio", judged(lambda verdict: ratio_text(verdict.memory_ratio))),
         ("First loss", lambda one: number_text(one.run.first_loss)),
@@ -161,7 +171,7 @@ def _summary(runs: tuple[Contender, ...], *, unit: Unit) -> Table:
     return Table(
         columns=(Column(header="Metric"), *(Column(header=one.label, alignment="right", role=one.label) for one in runs)),
         rows=tuple((name, *(text(one) for one in runs)) for name, text in metrics),
-        caption=f"Step time and speed-up are medians, with their 95 % intervals below. {_memory_caption(runs)}",
+        caption=f"Step time and speed-up are medians, with their {_INTERVALS[interval]} below. {_memory_caption(runs)}",
     )
 
 
