@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from halfstep.batch import map_tensors, move_batch, sample_count, split_batch
+from halfstep.batch import map_tensors, move_batch, sample_count, split_batch, tensors_in
 from halfstep.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -121,3 +122,17 @@ class TestSplitBatch:
     def test_what_cannot_be_split_is_refused(self, batch: Any, parts: int, match: str) -> None:
         with pytest.raises(ConfigurationError, match=match):
             split_batch(batch, parts=parts)
+
+
+@dataclass
+class Batch:
+    ids: Tensor
+    name: str
+
+
+@pytest.mark.parametrize(
+    "batch", [UserDict(ids=torch.zeros(4, 7)), Batch(ids=torch.zeros(4, 7), name="a"), [UserDict(x={"ids": torch.zeros(4, 7)})]]
+)
+def test_tensors_are_found_in_mappings_and_dataclasses(batch: object) -> None:
+    assert [tuple(tensor.shape) for tensor in tensors_in(batch)] == [(4, 7)]
+    assert sample_count(batch) == 4

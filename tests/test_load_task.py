@@ -321,9 +321,16 @@ class TestModules:
         with pytest.raises(TaskError, match=r"^module_of_tasks has no factory named 'tasks'; it defines task\. Did you mean 'task'\?$"):
             load_task("module_of_tasks:tasks")
 
-    def test_a_relative_module_is_refused(self) -> None:
-        with pytest.raises(TaskError, match=r"^\.train could not be imported: TypeError: .*relative import"):
-            load_task(".train:task")
+    @pytest.mark.parametrize("name", [".train", "..", "a b", "train.1"])
+    def test_what_can_be_no_module_is_refused(self, name: str) -> None:
+        with pytest.raises(TaskError, match=r" is neither a Python file nor a module\. A task is named as path/to/file\.py:factory or "):
+            load_task(f"{name}:task")
+
+    def test_a_file_of_another_kind_is_no_module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("train.txt").write_text(TASK, encoding="utf-8")
+        with pytest.raises(TaskError, match=r"^'train\.txt' is no Python file\."):
+            load_task("train.txt:task")
 
 
 def caught(function: Callable[[], object]) -> Exception:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from halfstep._torch import tree_leaves, tree_map
 from halfstep.errors import ConfigurationError
 
-__all__ = ["map_tensors", "move_batch", "sample_count", "split_batch"]
+__all__ = ["map_tensors", "move_batch", "sample_count", "split_batch", "tensors_in"]
 
 
 def map_tensors(function: Callable[[Tensor], Any], batch: Any) -> Any:
@@ -32,7 +33,24 @@ def sample_count(batch: Any) -> int | None:
         >>> sample_count((torch.zeros(8, 3), torch.zeros(8)))
         8
     """
-    return next((leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
+    return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0), None)
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All tensors of a batch, in order. It looks into mappings of any kind and into dataclasses, too, such as a tokenizer's output.
+
+    Example:
+        >>> from collections import UserDict
+        >>> [tuple(tensor.shape) for tensor in tensors_in([UserDict(ids=torch.zeros(4, 7)), torch.ones(2)])]
+        [(4, 7), (2,)]
+    """
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, Mapping):
+            yield from tensors_in(list(leaf.values()))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors_in([getattr(leaf, each.name) for each in fields(leaf)])
 
 
 def move_batch(batch: Any, *, device: torch.device, memory_format: torch.memory_format = torch.preserve_format) -> Any:

@@ -166,6 +166,12 @@ def _module_name(file: Path) -> str:
 
 
 def _import_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise TaskError(
+            f"{name!r} is neither a Python file nor a module. A task is named as path/to/file.py:factory or package.module:factory."
+        )
+    if Path(name).is_file():
+        raise TaskError(f"{name!r} is no Python file. A task is named as path/to/file.py:factory.")
     _put_first_on_path(Path.cwd())
     try:
         return importlib.import_module(name)

@@ -152,3 +152,14 @@ def test_no_torch_is_loaded_where_none_is_needed(statement: str) -> None:
 def test_python_m_halfstep() -> None:
     done = subprocess.run([sys.executable, "-m", "halfstep", "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"halfstep {halfstep.__version__}\n"
+
+
+def test_a_full_disk_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*arguments: object, **settings: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "main", full)
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "halfstep: cannot go on: [Errno 28] No space left on device\n"

@@ -29,9 +29,30 @@ class TestJudgement:
         assert parity.judgement == "same"
         assert parity.why == "it differs by +0.1 on average, where fp32 itself varies by 0.25 from seed to seed"
 
-    @pytest.mark.parametrize(("shift", "judgement"), [(0.25, "same"), (0.2500001, "worse"), (-0.25, "same"), (-0.2500001, "better")])
-    def test_the_spread_is_the_boundary_and_belongs_to_same(self, shift: float, judgement: str) -> None:
+    @pytest.mark.parametrize(
+        ("shift", "judgement"),
+        [
+            (0.125, "same"),
+            (0.1250001, "inconclusive"),
+            (0.25, "inconclusive"),
+            (0.2500001, "worse"),
+            (-0.125, "same"),
+            (-0.1250001, "inconclusive"),
+            (-0.25, "inconclusive"),
+            (-0.2500001, "better"),
+        ],
+    )
+    def test_half_the_spread_and_the_spread_are_the_boundaries(self, shift: float, judgement: str) -> None:
         assert judge_losses(BASELINE, shifted(shift, shift, shift)).judgement == judgement
+
+    def test_within_the_spread_seeds_that_disagree_are_the_same(self) -> None:
+        assert judge_losses(BASELINE, shifted(0.375, 0.375, -0.125)).judgement == "same"
+
+    @pytest.mark.parametrize(("sign", "direction"), [(1, "higher"), (-1, "lower")])
+    def test_one_direction_for_all_seeds_is_said(self, sign: int, direction: str) -> None:
+        parity = judge_losses(BASELINE, shifted(sign * 0.25, sign * 0.125, sign * 0.1875))
+        assert parity.why.startswith(f"it is {direction} for every seed, by ")
+        assert parity.why.endswith("; run more seeds")
 
     def test_the_reason_names_the_direction(self) -> None:
         assert judge_losses(BASELINE, shifted(1.0, 1.0, 1.0)).why.startswith("it is higher by +1 on average")

@@ -226,7 +226,7 @@ class TestPatience:
         run(make_factory(clock.loss), "fp32", "bf16", seeds=(0, 1), warmup=2, steps=1)
         first = [("fp32", float("inf")), ("fp32", None), ("bf16", 10.0), ("bf16", None)]
         second = [("fp32", None), ("fp32", None), ("bf16", None), ("bf16", None)]
-        assert limits == [*first, ("fp32", None), ("bf16", None), *second, ("fp32", None), ("bf16", None)]
+        assert limits == [*first, ("fp32", None), ("bf16", None), *second, ("bf16", None), ("fp32", None)]
 
     @pytest.mark.parametrize(
         ("costs", "steps", "seeds", "measured"),
@@ -296,7 +296,7 @@ class TestCtrlC:
             (16, [[5], [5], [5]]),  # in the late profile of fp16, whose warm-up step was skipped
             (17, [[5], [5], [5]]),  # in the first warm-up step of the second seed
             (18, [[5, 1], [5], [5]]),
-            (21, [[5, 2], [5, 1], [5, 1]]),
+            (21, [[5, 1], [5, 1], [5, 2]]),  # in the first round of the second seed, which is reversed
         ],
     )
     def test_what_is_known_comes_back(self, call: int, losses: list[list[int]]) -> None:

@@ -151,11 +151,20 @@ class TestJudge:
         assert reason(FASTER).startswith("bf16 is 1.84 times as fast as fp32 (95 % interval 1.75 to 1.90), because 80 %")
 
     def test_as_fast_as_can_be_told(self) -> None:
-        assert reason(EQUAL).startswith("bf16 is as fast as fp32, as far as these steps can tell: 1.01 times (95 % interval 0.97 to 1.05);")
+        said = "no difference in speed between bf16 and fp32 shows: 1.01 times as fast (95 % interval 0.97 to 1.05);"
+        assert reason(EQUAL).startswith(said)
+
+    def test_losses_that_are_all_those_of_fp32(self) -> None:
+        said = explain("bf16", speedup=EQUAL, evidence=evidence(identical=True))
+        assert said == "autocast lowers nothing that matters to the loss: each one is that of fp32, bit for bit"
+
+    def test_skips_are_told(self) -> None:
+        assert "; 3 of 42 steps were skipped; the loss is " in reason(EQUAL, skipped=3, steps=42)
+        assert "skipped" not in reason(EQUAL, skipped=0, steps=42)
 
     @pytest.mark.parametrize(
         ("low", "high", "said"),
-        [(1.0, 1.2, "as far as these steps can tell"), (0.8, 1.0, "as far as these steps can tell"), (1.01, 1.2, "is 1.10 times as fast")],
+        [(1.0, 1.2, "no difference in speed"), (0.8, 1.0, "no difference in speed"), (1.01, 1.2, "is 1.10 times as fast")],
     )
     def test_an_interval_that_touches_one_proves_nothing(self, low: float, high: float, said: str) -> None:
         assert said in reason(Interval(median=1.1, low=low, high=high))

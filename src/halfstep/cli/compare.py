@@ -68,6 +68,7 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
             optimizer = torch.optim.AdamW(model.parameters())
             return halfstep.Task(model=model, optimizer=optimizer, loss=my_loss, batches=my_loader)
 
+    \b
         def my_loss(model, batch):  # returns a scalar tensor
             x, y = batch
             return F.cross_entropy(model(x), y)

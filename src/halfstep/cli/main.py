@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("halfstep: interrupted before there was a result.", err=True)
         code = ExitCode.INTERRUPTED
+    except OSError as error:
+        # Standard output may be a full disk, say. What goes wrong in a task's own files is a TaskError.
+        click.echo(f"halfstep: cannot go on: {error}", err=True)
+        code = ExitCode.COULD_NOT_RUN
     except Exception:
         traceback.print_exc()
         click.echo("halfstep: this is a bug in halfstep; please report it with the traceback above.", err=True)

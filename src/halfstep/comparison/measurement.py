@@ -24,6 +24,7 @@ __all__ = ["compare"]
 LossScaling = Literal["dynamic", "none"]
 
 _MIB = 2**20
+_MOST_SEEDS = 1000
 
 
 def _quiet(done: int, total: int, what: str) -> None:
@@ -157,7 +158,9 @@ def _above_one(value: float) -> float:
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(seeds, int):
-        return tuple(range(_positive(seeds, name="seeds")))
+        if _positive(seeds, name="seeds") > _MOST_SEEDS:
+            raise ConfigurationError(f"compare(seeds={seeds}) is more than {_MOST_SEEDS}. To run one certain seed, pass it in a list.")
+        return tuple(range(seeds))
     if not isinstance(cast("object", seeds), Iterable):
         raise InvalidTypeError(f"compare(seeds=...) takes how many, or a sequence of whole numbers, not {seeds!r}.")
     chosen = tuple(seeds)
@@ -218,6 +221,9 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
             profile=_explanation(tally, options=options),
             note=tally.note or ("" if tally.seconds or not run.skipped_steps else "Every measured step was skipped."),
             failed=tally.outcome == "failed",
+            skipped=run.skipped_steps,
+            steps=sum(map(len, run.losses)),
+            identical=bool(tally.losses) and tally.losses == baseline.losses,
             rounds=rounds,
         )
         # How fast it was until it failed helps nobody: it cannot be used.

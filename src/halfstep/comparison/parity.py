@@ -15,6 +15,8 @@ __all__ = ["Parity", "final_loss", "first_loss", "judge_losses"]
 _NEGLIGIBLE: Final = 0.01
 # With a spread above this part of what the baseline learned, nothing short of a disaster would show.
 _BLIND: Final = 0.5
+# A difference above this part of the spread, in one direction for all seeds, is no mere chance, though a change of seed does more.
+_SUSPICIOUS: Final = 0.5
 
 
 @final
@@ -68,9 +70,10 @@ def judge_losses(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[f
 
     Both ran on the same seeds, so each seed gives one difference of final losses. Their mean is held against the range of the baseline's
     own final losses over the seeds: what a mere change of seed does. Within it (or within 1 % of what the baseline learned) the losses
-    are the `same`; beyond it they are `better` or `worse` if every seed agrees on the direction, and `inconclusive` otherwise. The
-    verdict is `inconclusive` too where the seeds show no spread (there is one, or the factory does not use it), or one so large that it
-    hides any difference. Without spread, several seeds that all lose more than half of what the baseline learned are still `worse`.
+    are the `same`, unless every seed agrees on a direction and the difference is above half of the range; beyond it they are `better` or
+    `worse` if every seed agrees on the direction; and `inconclusive` otherwise. The verdict is `inconclusive` too where the seeds show no
+    spread (there is one, or the factory does not use it), or one so large that it hides any difference. Without spread, several seeds
+    that all lose more than half of what the baseline learned are still `worse`.
 
     Args:
         baseline: For each seed the loss of every step.
@@ -95,6 +98,10 @@ def judge_losses(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[f
     return _weigh(before, after, learned=_mean([seed[0] for seed in baseline]) - _mean(before))
 
 
+def _agree(differences: Sequence[float]) -> bool:
+    return all(each > 0 for each in differences) or all(each < 0 for each in differences)
+
+
 def _weigh(before: Sequence[float], after: Sequence[float], *, learned: float) -> Parity:
     differences = [other - own for own, other in zip(before, after, strict=True)]
     difference, spread = _mean(differences), max(before) - min(before)
@@ -117,6 +124,9 @@ def _weigh(before: Sequence[float], after: Sequence[float], *, learned: float) -
         if all(each < 0 for each in differences):
             return Parity(judgement="better", why=f"it is lower {scale}")
         return Parity(judgement="inconclusive", why=f"it differs {scale}, but not in the same direction for all seeds")
+    if abs(difference) > max(_SUSPICIOUS * spread, _NEGLIGIBLE * abs(learned)) and _agree(differences):
+        direction = "higher" if difference > 0 else "lower"
+        return Parity(judgement="inconclusive", why=f"it is {direction} for every seed, {scale}; run more seeds")
     if spread > _BLIND * learned:
         return Parity(
             judgement="inconclusive",

@@ -32,6 +32,9 @@ class Evidence:
         profile: The profile of a step of this precision; `None` when there is none.
         note: Why the precision was cut short; empty if it was not.
         failed: Whether an error cut it short, not its slowness.
+        identical: Whether every loss is that of the baseline, bit for bit.
+        skipped: How many of the steps were skipped.
+        steps: How many steps it ran.
         rounds: How many pairs of steps the speed-up comes from; `None` when that is unknown.
     """
 
@@ -42,6 +45,9 @@ class Evidence:
     profile: StepProfile | None
     note: str
     failed: bool = False
+    identical: bool = False
+    skipped: int = 0
+    steps: int = 0
     rounds: int | None = None
 
 
@@ -60,12 +66,21 @@ def expected_gain(*, share: float, gain: float) -> float:
 
 
 def judge(
-    *, precision: str, baseline: str, speedup: Interval | None, memory_ratio: float | None, parity: Parity, evidence: Evidence
+    *,
+    precision: str,
+    baseline: str,
+    speedup: Interval | None,
+    memory_ratio: float | None,
+    parity: Parity,
+    evidence: Evidence,
+    skipped: str = "",
 ) -> Verdict:
     """The verdict on a precision, with its reason."""
     clauses = [_speed_clause(precision, baseline, speedup=speedup, evidence=evidence)]
     if memory_ratio is not None:
         clauses.append(f"peak memory is {memory_ratio:.2f} times that of {baseline}")
+    if evidence.skipped:
+        clauses.append(f"{evidence.skipped} of {evidence.steps} steps were skipped")
     clauses.append(f"the loss is {_PARITY_WORDS[parity.judgement]}: {parity.why}")
     return Verdict(
         precision=precision,
@@ -100,7 +115,7 @@ def _compare_speed(precision: str, baseline: str, speedup: Interval, *, rounds: 
     if speedup.low > 1:
         return f"{precision} is {speedup.median:.2f} times as fast as {baseline} ({interval})"
     if speedup.high >= 1:
-        return f"{precision} is as fast as {baseline}, as far as these steps can tell: {speedup.median:.2f} times ({interval})"
+        return f"no difference in speed between {precision} and {baseline} shows: {speedup.median:.2f} times as fast ({interval})"
     if speedup.median < 0.5:
         return f"{precision} is {1 / speedup.median:.0f} times slower than {baseline} ({interval})"
     return f"{precision} is slower than {baseline}: {speedup.median:.2f} times as fast ({interval})"
@@ -123,6 +138,8 @@ def explain(precision: str, *, speedup: Interval | None, evidence: Evidence) -> 
     """
     if precision == "fp32":
         return ""
+    if evidence.identical:
+        return "autocast lowers nothing that matters to the loss: each one is that of fp32, bit for bit"
     place = "this CPU" if evidence.device == "cpu" else "this GPU"
     if not evidence.native and (speedup is None or speedup.low <= 1):
         return f"{place} does not compute {precision} training in hardware, so torch emulates it{_slowest_clause(evidence)}"

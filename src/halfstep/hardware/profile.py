@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from halfstep._torch import dense_parts, quiet_profiler, tree_leaves
+from halfstep.batch import tensors_in
 
 __all__ = ["StaticMemory", "StepProfile", "profile_step", "static_memory"]
 
@@ -68,7 +69,7 @@ def static_memory(*, model: nn.Module, optimizer: Optimizer, batch: Any) -> Stat
     return StaticMemory(
         parameters=weigh((*model.parameters(), *model.buffers())),
         optimizer=weigh(tree_leaves(list(optimizer.state.values()))),
-        batch=weigh(tree_leaves(batch), own_size),
+        batch=weigh(tensors_in(batch), own_size),
     )
 
 
