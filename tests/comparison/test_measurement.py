@@ -337,3 +337,17 @@ def test_the_json_has_the_agreed_form() -> None:
         assert set(verdict) == {"precision", "baseline", "speedup", "memory_ratio", "loss_parity", "reason"}
         assert verdict["baseline"] == "fp32"
         assert set(verdict["speedup"]) == {"median", "low", "high"}
+
+
+def test_the_interval_spans_what_the_seeds_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one seed share an offset: fifty of them are no fifty independent samples."""
+    clock = Clock(costs={"fp32": 1.0, "bf16": 1.0})
+    clock.install(monkeypatch)
+
+    def factory(seed: int) -> Any:
+        clock.costs["bf16"] = {0: 0.5, 1: 1.0, 2: 1.0}[seed]
+        return make_factory(clock.loss)(seed)
+
+    # A third of the rounds, which an interval of 95 % over all of them as if they were independent would leave out.
+    _, verdicts = by_precision(compare(factory, precisions=["bf16"], steps=12, seeds=3))
+    assert verdicts["bf16"].speedup == Interval(median=1.0, low=1.0, high=2.0)

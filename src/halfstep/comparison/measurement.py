@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from dataclasses import replace
+from statistics import fmean, median
 from typing import Literal, cast, get_args
 
 import torch
@@ -256,9 +257,17 @@ def _explanation(tally: Tally, *, options: RunOptions) -> StepProfile | None:
 
 
 def _speedup(baseline: Tally, other: Tally) -> tuple[int, Interval | None]:
-    """How many rounds both have run, and what they say."""
-    ratios = [baseline.seconds[at] / seconds for at, seconds in other.seconds.items() if at in baseline.seconds]
-    return len(ratios), median_interval(ratios) if ratios else None
+    """How many rounds both have run, and what they say.
+
+    The steps of one seed are no independent samples: they share where the tensors happen to lie in memory, which changes the time of a
+    small step by some per cent. So the interval spans the medians of the seeds, too.
+    """
+    ratios = {at: baseline.seconds[at] / seconds for at, seconds in other.seconds.items() if at in baseline.seconds}
+    if not ratios:
+        return 0, None
+    within = median_interval(list(ratios.values()))
+    seeds = [median(ratio for at, ratio in ratios.items() if at[0] == seed) for seed in {at[0] for at in ratios}]
+    return len(ratios), replace(within, low=min(within.low, *seeds), high=max(within.high, *seeds))
 
 
 def _ratio(value: float | None, baseline: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, TypeAlias, final
@@ -162,10 +162,11 @@ class _Race:
             # uncompiled after a few times. What earlier seeds compiled comes back from torch's cache on disk.
             torch.compiler.reset()
         try:
-            for number, tally in enumerate(self.tallies):
-                if not tally.note:
+            # Who is made first gets the better places in memory, if there are any: the next seed, another one.
+            for number in self._order(index, among=range(len(self.tallies))):
+                if not self.tallies[number].note:
                     self._guard(number, lambda number=number: self._enter(number, self._plan.seeds[index]))  # type: ignore[misc]
-            for number in list(self._contenders):
+            for number in sorted(self._contenders):
                 self._guard(number, lambda number=number: self._warm_up(number, index))  # type: ignore[misc]
             for turn in range(self._plan.steps):
                 self._run_round((index, turn))
@@ -177,7 +178,9 @@ class _Race:
                 self._leave(number)
 
     def _run_round(self, at: tuple[int, int]) -> None:
-        order = self._order(sum(at))  # So the first round of a seed, when caches are cold, does not begin with the same one each time.
+        order = self._order(
+            sum(at), among=self._contenders
+        )  # So the first round of a seed, when caches are cold, does not begin with the same one each time.
         for number in order:
             self._guard(number, lambda number=number: self._measure(number, at))  # type: ignore[misc]
         for number in order:
@@ -244,13 +247,14 @@ class _Race:
         """
         return math.inf if number == 0 else max(_PATIENCE_S, self._plan.max_slowdown * self._baseline_s)
 
-    def _order(self, turn: int) -> list[int]:
+    @staticmethod
+    def _order(turn: int, *, among: Iterable[int]) -> list[int]:
         """Who runs when: every second round is reversed, and after two rounds another one comes first.
 
         So each precision has each place equally often, and follows each other one equally often (Williams, 1949, Australian Journal of
         Scientific Research A2, 149).
         """
-        order = sorted(self._contenders)
+        order = sorted(among)
         first = turn // 2 % len(order)
         order = order[first:] + order[:first]
         return order[::-1] if turn % 2 else order
