@@ -35,6 +35,10 @@ Step = Callable[[Any], None]
 MAX_GRAD_NORM = 1.0
 
 
+class NotMeasuredError(Exception):
+    """A loop makes no sense in a setting."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A fresh model and what it trains on."""
@@ -54,23 +58,25 @@ class Setting:
     clip: bool
     threads: int
     block: int
+    fused: bool = False
 
 
 SETTINGS = {
     "mlp": [
         Setting(model="mlp", precision="bf16", clip=False, threads=1, block=100),
         Setting(model="mlp", precision="fp16", clip=True, threads=1, block=100),
+        Setting(model="mlp", precision="fp16", clip=True, threads=1, block=100, fused=True),
     ],
     "resnet18": [Setting(model="resnet18", precision="bf16", clip=False, threads=2, block=1)],
 }
 
 
-def make_mlp() -> Problem:
+def make_mlp(setting: Setting) -> Problem:
     """A multi-layer perceptron 32-64-10 with batches of 16: so small that a step is nearly all overhead."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
     batches = [(torch.randn(16, 32), torch.randint(0, 10, (16,))) for _ in range(8)]
-    return Problem(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), loss=classify, batches=batches)
+    return Problem(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01, fused=setting.fused), loss=classify, batches=batches)
 
 
 def classify(model: nn.Module, batch: Any) -> Tensor:
@@ -79,7 +85,7 @@ def classify(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(inputs), classes)
 
 
-def make_resnet18() -> Problem:
+def make_resnet18(setting: Setting) -> Problem:
     """ResNet-18 of the examples, channels last, with batches of 32."""
     task = load_task("examples/cifar_resnet18.py:task")(0)
     batches = [tuple(part[:32] for part in batch) for _, batch in zip(range(4), task.batches, strict=False)]
@@ -129,6 +135,20 @@ def by_halfstep(problem: Problem, setting: Setting) -> Step:
     return step
 
 
+def by_halfstep_without_buffers(problem: Problem, setting: Setting) -> Step:
+    """The engine without putting buffers back after a skipped step, to see what having them ready costs."""
+    model = problem.model
+    if next(model.buffers(), None) is None:
+        raise NotMeasuredError("the model has no buffers")
+    clip = MAX_GRAD_NORM if setting.clip else None
+    amp = MixedPrecision(model, problem.optimizer, setting.precision, max_grad_norm=clip, restore_buffers=False)
+
+    def step(batch: Any) -> None:
+        amp.train_step(problem.loss, model, batch)
+
+    return step
+
+
 def by_accelerate(problem: Problem, setting: Setting) -> Step:
     """Accelerate, given a scaler for the CPU."""
     from accelerate import Accelerator
@@ -159,6 +179,8 @@ def by_fabric(problem: Problem, setting: Setting) -> Step:
     from lightning.fabric import Fabric
     from lightning.fabric.plugins import MixedPrecision as Plugin
 
+    if setting.fused and setting.clip:
+        raise NotMeasuredError("Fabric refuses to clip gradients for a fused optimizer with loss scaling")
     scaler = torch.amp.GradScaler("cpu") if setting.precision == "fp16" else None
     plugin = Plugin("16-mixed" if scaler is not None else "bf16-mixed", "cpu", scaler=scaler)
     fabric = Fabric(accelerator="cpu", devices=1, plugins=[plugin])
@@ -176,18 +198,26 @@ def by_fabric(problem: Problem, setting: Setting) -> Step:
     return step
 
 
-LOOPS = {"by hand": by_hand, "halfstep": by_halfstep, "Lightning Fabric": by_fabric, "Accelerate": by_accelerate}
+LOOPS = {
+    "by hand": by_hand,
+    "halfstep": by_halfstep,
+    "halfstep, no buffers": by_halfstep_without_buffers,
+    "Lightning Fabric": by_fabric,
+    "Accelerate": by_accelerate,
+}
 
 
 def make_loops(setting: Setting) -> dict[str, tuple[Step, Problem]]:
     """A stepping function and what it trains, for each loop whose library is installed."""
     loops = {}
     for name, make in LOOPS.items():
-        problem = PROBLEMS[setting.model]()
+        problem = PROBLEMS[setting.model](setting)
         try:
             loops[name] = (make(problem, setting), problem)
         except ImportError as error:
             print(f"{name}: not measured, {error.name} is not installed (make peers)")
+        except NotMeasuredError as error:
+            print(f"{name}: not measured, {error}")
     return loops
 
 
@@ -221,11 +251,12 @@ def report(setting: Setting, seconds: dict[str, list[float]]) -> None:
     clip = f"clipping to {MAX_GRAD_NORM}" if setting.clip else "no clipping"
     scaling = "loss scaling" if setting.precision == "fp16" else "no loss scaling"
     blocks = f"{len(seconds['by hand'])} blocks of {setting.block} step(s)"
-    print(f"\n{setting.model}, {setting.precision}, {scaling}, {clip}, {setting.threads} thread(s), {blocks}")
-    print(f"  {'loop':<18}{'ms a step':>12}   times the hand-written loop, with its 95 % interval")
+    fused = ", fused optimizer" if setting.fused else ""
+    print(f"\n{setting.model}, {setting.precision}, {scaling}{fused}, {clip}, {setting.threads} thread(s), {blocks}")
+    print(f"  {'loop':<22}{'ms a step':>12}   times the hand-written loop, with its 95 % interval")
     for name, times in seconds.items():
         ratio = median_interval([own / hand for own, hand in zip(times, seconds["by hand"], strict=True)])
-        print(f"  {name:<18}{median_interval(times).median * 1e3:>12.3f}   {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
+        print(f"  {name:<22}{median_interval(times).median * 1e3:>12.3f}   {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
 
 
 def main() -> None:
@@ -235,6 +266,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=60, help="blocks of steps for each loop")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", category=UserWarning, module="lightning")
+    warnings.filterwarnings("ignore", message="fp16 on this CPU is emulated")
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}")
     for name in arguments.model or sorted(SETTINGS):
         for setting in SETTINGS[name]:

@@ -17,6 +17,7 @@ from halfstep.records import (
     Outcome,
     Precision,
     PrecisionRun,
+    ScalerStats,
     Settings,
     StepRecord,
     Verdict,
@@ -32,6 +33,7 @@ __all__ = [
     "memory_parts",
     "precision_runs",
     "precisions",
+    "scaler_stats",
     "settings",
     "step_records",
     "texts",
@@ -72,6 +74,10 @@ def step_records() -> st.SearchStrategy[StepRecord]:
         memory_bytes=st.none() | st.integers(),
         precision=precisions(),
     )
+
+
+def scaler_stats() -> st.SearchStrategy[ScalerStats]:
+    return st.builds(ScalerStats, steps=st.integers(), skips=st.integers(), consecutive_skips=st.integers(), scale=floats())
 
 
 def intervals() -> st.SearchStrategy[Interval]:
@@ -154,6 +160,7 @@ RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     Interval: intervals(),
     MemoryParts: memory_parts(),
     PrecisionRun: precision_runs(),
+    ScalerStats: scaler_stats(),
     Settings: settings(),
     StepRecord: step_records(),
     Verdict: verdicts(),

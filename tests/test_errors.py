@@ -12,9 +12,12 @@ from halfstep.errors import HalfstepError, HalfstepWarning, InvalidTypeError, Ta
 MISTAKES = {
     errors.ConfigurationError: ValueError,
     errors.InvalidTypeError: TypeError,
+    errors.PersistentSkipsError: RuntimeError,
+    errors.RanksDisagreeError: RuntimeError,
     errors.RecordFormatError: ValueError,
     errors.StepOrderError: RuntimeError,
     errors.TaskError: RuntimeError,
+    errors.UnscaledBackwardError: RuntimeError,
 }
 
 

@@ -6,7 +6,7 @@ import ast
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +15,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfstep
 from halfstep import _torch
-from halfstep._torch import BeforeEachOperation, cpu_features, dense_parts, quiet_profiler, tree_leaves, tree_map
+from halfstep._torch import (
+    BeforeEachOperation,
+    check_and_unscale_,
+    copy_all_,
+    cpu_features,
+    dense_parts,
+    finish_sharded_backward,
+    foreach_multiply_,
+    foreach_norms,
+    has_found_infs,
+    quiet_profiler,
+    record_found_inf,
+    steps_are_observed,
+    supports_device_verdict,
+    torch_device_type,
+    torch_scale,
+    tree_leaves,
+    tree_map,
+    update_scale_,
+    version_of,
+)
 
 SOURCES = Path(halfstep.__file__).parent
 
@@ -33,8 +53,13 @@ def attribute(path: str) -> Any:
         "torch.cpu._is_avx512_bf16_supported",
         "torch.cpu._is_amx_fp16_supported",
         "torch.ops.mkldnn._is_mkldnn_bf16_supported",
+        "torch._amp_foreach_non_finite_check_and_unscale_",
+        "torch._amp_update_scale_",
+        "torch._foreach_copy_",
         "torch.Tensor._indices",
         "torch.Tensor._values",
+        "torch._foreach_mul_",
+        "torch._foreach_norm",
         "torch.utils._pytree.tree_map",
         "torch.utils._pytree.tree_leaves",
         "torch.utils._python_dispatch.TorchDispatchMode",
@@ -42,6 +67,58 @@ def attribute(path: str) -> Any:
 )
 def test_a_private_function_is_there(path: str) -> None:
     assert callable(attribute(path))
+
+
+def test_a_scaler_of_torch_holds_what_is_read_from_it() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert torch_device_type(scaler) == "cpu"
+    assert torch_scale(scaler) is None
+    scaler.scale(torch.ones(()))
+    scale = torch_scale(scaler)
+    assert scale is not None
+    assert scale.item() == 8.0
+    assert not has_found_infs(scaler)
+    owner = object()
+    record_found_inf(scaler, owner, torch.zeros(()))
+    record_found_inf(scaler, owner, torch.ones(()))
+    assert has_found_infs(scaler)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    assert not has_found_infs(scaler)
+
+
+def test_an_optimizer_of_torch_tells_what_is_read_from_it() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    plain, fused = torch.optim.SGD([weight]), torch.optim.SGD([weight], fused=True)
+    assert (supports_device_verdict(plain), supports_device_verdict(fused)) == (False, True)
+    assert not steps_are_observed(fused)
+    torch.optim.lr_scheduler.ConstantLR(fused)
+    assert not steps_are_observed(fused), "a scheduler only takes note that step() was called"
+    fused.register_step_post_hook(lambda *_: None)
+    assert steps_are_observed(fused)
+
+
+def test_a_write_in_place_is_seen_in_the_version() -> None:
+    tensor = torch.ones(2)
+    before = version_of(tensor)
+    tensor.add_(1)
+    assert version_of(tensor) > before
+
+
+def test_the_scale_moves_and_gradients_are_divided_by_torchs_kernels() -> None:
+    gradients = [torch.tensor([8.0]), torch.tensor([4.0])]
+    found, scale, tracker = torch.zeros(()), torch.tensor(8.0), torch.zeros((), dtype=torch.int32)
+    check_and_unscale_(gradients, found_inf=found, inverse_scale=torch.tensor(0.125))
+    assert ([each.item() for each in gradients], found.item()) == ([1.0, 0.5], 0.0)
+    check_and_unscale_([torch.tensor([float("nan")])], found_inf=found, inverse_scale=torch.ones(()))
+    assert found.item() == 1.0
+    update_scale_(scale, tracker, found_inf=found, growth_factor=2.0, backoff_factor=0.5, growth_interval=1)
+    assert scale.item() == 4.0
+    update_scale_(scale, tracker, found_inf=torch.zeros(()), growth_factor=2.0, backoff_factor=0.5, growth_interval=1)
+    assert scale.item() == 8.0
+    target = torch.zeros(2)
+    copy_all_([target], [torch.ones(2)])
+    assert target.tolist() == [1.0, 1.0]
 
 
 def test_private_answers_are_booleans() -> None:
@@ -277,3 +354,58 @@ def test_every_private_name_is_explained() -> None:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             text = ast.get_docstring(node) or ""
             assert "Private:" in text, f"{node.name} does not say which private name it uses, and why"
+
+
+class TestForeach:
+    def test_norms_are_those_of_each_tensor(self) -> None:
+        norms = foreach_norms([torch.tensor([3.0, 4.0]), torch.zeros(0), torch.tensor(-2.0)])
+        assert [norm.item() for norm in norms] == [5.0, 0.0, 2.0]
+
+    def test_norms_are_computed_in_a_wider_type(self) -> None:
+        norms = foreach_norms([torch.tensor([3e30, 4e30]), torch.full((4,), 6e4, dtype=torch.float16)], dtype=torch.float64)
+        assert [norm.dtype for norm in norms] == [torch.float64] * 2
+        assert [norm.item() for norm in norms] == [pytest.approx(5e30), 120000.0]
+
+    def test_a_factor_is_multiplied_in_place(self) -> None:
+        tensors = [torch.ones(2), torch.tensor(3.0), torch.zeros(0)]
+        foreach_multiply_(tensors, torch.tensor(0.5))
+        assert [tensor.tolist() for tensor in tensors] == [[0.5, 0.5], 1.5, []]
+
+
+class TestFinishShardedBackward:
+    """That it reduces what waits is tested on several ranks, in tests/distributed/test_sync.py."""
+
+    def test_the_names_are_there(self) -> None:
+        from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - slow to import
+        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, FSDPStateContext  # noqa: PLC0415
+
+        assert callable(FSDPModule._get_fsdp_state)
+        assert callable(FSDPState._root_post_backward_final_callback)
+        assert FSDPState()._is_root is None
+        assert FSDPState()._state_ctx.is_last_backward is True
+        assert FSDPStateContext().is_last_backward is True
+
+    @pytest.mark.parametrize("root", [True, False, None])
+    def test_only_the_outermost_module_finishes(self, root: bool | None) -> None:
+        last = []
+        context = SimpleNamespace(is_last_backward=False)
+        state = SimpleNamespace(
+            _is_root=root, _state_ctx=context, _root_post_backward_final_callback=lambda: last.append(context.is_last_backward)
+        )
+        assert finish_sharded_backward(SimpleNamespace(_get_fsdp_state=lambda: state))
+        assert last == ([True] if root else [])
+        assert context.is_last_backward is False
+
+    def test_another_torch_is_noticed(self) -> None:
+        assert not finish_sharded_backward(torch.nn.Linear(1, 1))
+        assert not finish_sharded_backward(SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)))
+
+
+def test_the_buffers_of_a_module_with_those_that_are_none() -> None:
+    inner = torch.nn.BatchNorm1d(2)
+    module = torch.nn.Sequential(inner)
+    module.register_buffer("empty", None)
+    assert {**own_buffers(module)} == {"empty": None}
+    assert own_buffers(inner)["running_mean"] is inner.running_mean
+    assert list(own_buffers(inner)) == [name for name, _ in inner.named_buffers()]
+    assert buffer_count(module.modules()) == 4

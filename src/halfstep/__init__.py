@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from halfstep.comparison import compare
     from halfstep.engine import MixedPrecision
-    from halfstep.errors import HalfstepError, HalfstepWarning
-    from halfstep.records import Comparison, StepRecord
+    from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
+    from halfstep.records import Comparison, ScalerStats, StepRecord
+    from halfstep.scaler import LossScaler
     from halfstep.task import Task, load_task
 
 __version__ = "0.1.0"
@@ -24,9 +25,14 @@ __all__ = [
     "Comparison",
     "HalfstepError",
     "HalfstepWarning",
+    "LossScaler",
     "MixedPrecision",
+    "PersistentSkipsError",
+    "RanksDisagreeError",
+    "ScalerStats",
     "StepRecord",
     "Task",
+    "UnscaledBackwardError",
     "__version__",
     "compare",
     "load_task",
@@ -37,9 +43,14 @@ _HOMES = {
     "Comparison": "halfstep.records",
     "HalfstepError": "halfstep.errors",
     "HalfstepWarning": "halfstep.errors",
+    "LossScaler": "halfstep.scaler",
     "MixedPrecision": "halfstep.engine",
+    "PersistentSkipsError": "halfstep.errors",
+    "RanksDisagreeError": "halfstep.errors",
+    "ScalerStats": "halfstep.records",
     "StepRecord": "halfstep.records",
     "Task": "halfstep.task",
+    "UnscaledBackwardError": "halfstep.errors",
     "compare": "halfstep.comparison",
     "load_task": "halfstep.task",
 }

@@ -16,9 +16,12 @@ __all__ = [
     "HalfstepError",
     "HalfstepWarning",
     "InvalidTypeError",
+    "PersistentSkipsError",
+    "RanksDisagreeError",
     "RecordFormatError",
     "StepOrderError",
     "TaskError",
+    "UnscaledBackwardError",
     "did_you_mean",
 ]
 
@@ -45,6 +48,21 @@ class InvalidTypeError(HalfstepError, TypeError):
 @final
 class StepOrderError(HalfstepError, RuntimeError):
     """The parts of a training step were called in an order that cannot be right."""
+
+
+@final
+class UnscaledBackwardError(HalfstepError, RuntimeError):
+    """Gradients reached a step that were not computed with its loss scale, or were changed while they were scaled."""
+
+
+@final
+class PersistentSkipsError(HalfstepError, RuntimeError):
+    """Step after step was skipped, so that nothing is learned any more."""
+
+
+@final
+class RanksDisagreeError(HalfstepError, RuntimeError):
+    """The processes that train one model together are not in the same state."""
 
 
 @final

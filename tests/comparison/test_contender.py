@@ -256,7 +256,8 @@ class TestModels:
         frozen = kept[0].frozen.weight.clone()
         for _ in range(3):
             contender.step()
-        assert kept[0].norm.num_batches_tracked == 3, "it was in training mode"
+        taken = 3 - len(contender.skipped_at)  # A skipped step puts the statistics back.
+        assert kept[0].norm.num_batches_tracked == taken > 0, "it was in training mode"
         assert torch.equal(kept[0].frozen.weight, frozen)
         assert kept[0].phase.dtype is torch.complex64
         assert contender.losses[-1] < contender.losses[0]

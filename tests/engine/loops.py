@@ -176,9 +176,10 @@ def same_state(first: Any, second: Any) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape:
+        if not isinstance(b, Tensor) or a.dtype != b.dtype or a.shape != b.shape:
             return False
-        return bool((a.reshape(-1).view(torch.uint8) == b.reshape(-1).view(torch.uint8)).all()) if a.numel() else True
+        left, right = (each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b))
+        return torch.equal(left, right)
     if isinstance(a, float) and math.isnan(a):
         return isinstance(b, float) and math.isnan(b)
     return type(a) is type(b) and bool(a == b)

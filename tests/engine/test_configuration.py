@@ -126,14 +126,9 @@ def test_wider_and_frozen_parameters_are_accepted(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("optimizer", [None, "sgd", nn.Linear(1, 1), torch.optim.SGD])
 def test_an_optimizer_of_the_wrong_type_is_refused(optimizer: Any) -> None:
-    with pytest.raises(InvalidTypeError, match=r"optimizer=\.\.\.\) takes a torch\.optim\.Optimizer, not a (NoneType|str|Linear|type)"):
+    kinds = "(NoneType|str|Linear|type)"
+    with pytest.raises(InvalidTypeError, match=rf"optimizer=\.\.\.\) takes a torch\.optim\.Optimizer, or several, not a {kinds}"):
         MixedPrecision(nn.Linear(1, 1), optimizer)
-
-
-def test_lbfgs_is_refused() -> None:
-    model = nn.Linear(2, 1)
-    with pytest.raises(ConfigurationError, match=r"LBFGS evaluates the loss several times .* through a closure"):
-        make(model=model, optimizer=torch.optim.LBFGS(model.parameters()))
 
 
 def test_a_scheduler_that_needs_a_metric_is_refused() -> None:
@@ -179,7 +174,7 @@ def test_auto_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disabled_scaler_means_fp16_without_loss_scaling() -> None:
-    with pytest.warns(HalfstepWarning, match=r"fp16 runs without loss scaling, .* or pass torch\.amp\.GradScaler\('cpu'\)") as caught:
+    with pytest.warns(HalfstepWarning, match=r"fp16 runs without loss scaling, .* or pass halfstep\.LossScaler\('cpu'\)") as caught:
         amp = make("fp16", scaler=torch.amp.GradScaler("cpu", enabled=False))
     assert amp.scaler is None
     assert Path(caught[0].filename).name == Path(__file__).name, "the warning points into halfstep"

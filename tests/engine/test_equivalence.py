@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from halfstep.engine import MixedPrecision
 from halfstep.records import Precision
+from halfstep.scaler import LossScaler, ScalerSettings
 from tests.engine.loops import OPTIMIZERS, Run, by_hand, by_manual_calls, by_train_step, make_batches, make_net, same_state, snapshot
 
 INF = float("inf")
@@ -68,11 +70,11 @@ def test_operations_run_in_the_dtype_of_the_precision(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_no_scaler_is_involved_in_fp32_and_bf16(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_loss_is_scaled_in_fp32_and_bf16(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a scaler was made")
+        raise AssertionError("a loss was scaled")
 
-    monkeypatch.setattr(torch.amp.GradScaler, "__init__", refuse)
+    monkeypatch.setattr(LossScaler, "scale", refuse)
     model = make_net()
     amp = MixedPrecision(model, torch.optim.SGD(model.parameters(), lr=0.1), precision)
     record = amp.train_step(lambda x: model(x).float().mean(), torch.randn(4, 5))
@@ -80,11 +82,12 @@ def test_no_scaler_is_involved_in_fp32_and_bf16(precision: Precision, monkeypatc
     assert record.scale == 1.0
 
 
-def test_fp16_makes_the_default_scaler_of_torch() -> None:
+def test_fp16_makes_a_scaler_that_ends_endless_skipping() -> None:
     model = make_net()
     amp = MixedPrecision(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp16")
-    assert type(amp.scaler) is torch.amp.GradScaler
+    assert isinstance(amp.scaler, LossScaler)
     assert amp.scaler.is_enabled()
+    assert amp.scaler.settings == ScalerSettings(max_consecutive_skips=100)
     assert amp.train_step(lambda x: model(x).float().mean() * 1e-3, torch.randn(4, 5)).scale == 2.0**16
 
 
@@ -124,12 +127,24 @@ def test_a_run_goes_on_after_a_skipped_first_step_as_if_that_step_had_not_been(o
     assert whole.scales[1:] == rest.scales
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_without_a_scaler_is_taken_whatever_its_gradients(precision: Precision) -> None:
-    run = Run.start("sgd", precision=precision)
-    by_train_step(run, make_batches(1), precision=precision, clip=None, accumulate=1, factors=[INF])
-    assert run.skipped == [False]
-    assert any(bool(parameter.isnan().any()) for parameter in run.model.parameters())
+def test_a_step_without_loss_scaling_is_skipped_when_its_gradients_are_not_finite(precision: Precision, optimizer: str) -> None:
+    run = Run.start(optimizer, precision=precision)
+    batches = make_batches(4)
+    by_train_step(run, batches[:1], precision=precision, clip=None, accumulate=1)
+    before = snapshot(run)
+    by_train_step(run, batches[1:3], precision=precision, clip=None, accumulate=1, factors=[INF, math.nan])
+    assert run.skipped == [False, True, True]
+    assert same_state(snapshot(run), before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_is_taken_whatever_its_gradients_when_that_is_asked_for(precision: Precision) -> None:
+    model = torch.nn.Linear(2, 1)
+    amp = MixedPrecision(model, torch.optim.SGD(model.parameters(), lr=0.1), precision, skip_nonfinite=False)
+    assert not amp.train_step(lambda x: (model.weight * x).sum(), INF).skipped
+    assert bool(model.weight.isinf().any())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

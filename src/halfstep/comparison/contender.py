@@ -20,6 +20,7 @@ from halfstep.hardware import StaticMemory, StepProfile, profile_step, static_me
 from halfstep.numerics import lowered_ops
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.records import Precision, StepRecord
+from halfstep.scaler import LossScaler
 from halfstep.task import BatchStream, TaskFactory, blame, make_task
 
 __all__ = ["Contender", "ProfiledStep", "RunOptions", "StepOverdueError", "TimedStep"]
@@ -107,14 +108,13 @@ class Contender:
                 _lay_out_channels_last(task.model)
             task.model.train()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", HalfstepWarning)  # To run fp16 without loss scaling was asked for.
+                warnings.simplefilter("ignore", HalfstepWarning)  # To run fp16 without loss scaling, or emulated, was asked for.
                 self._engine = MixedPrecision(
                     task.model,
                     task.optimizer,
                     precision,
-                    scaler=None
-                    if options.loss_scaling or precision != "fp16"
-                    else torch.amp.GradScaler(options.device.type, enabled=False),
+                    scaler=None if options.loss_scaling or precision != "fp16" else LossScaler(enabled=False),
+                    max_consecutive_skips=None,  # That all steps are skipped is a result.
                 )
             self._forward: nn.Module | Callable[..., Any] = torch.compile(task.model) if options.compile else task.model
         self._layout = torch.channels_last if options.channels_last else torch.preserve_format

@@ -2,64 +2,95 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.batch import split_batch
+from halfstep.batch import map_tensors, split_batch
+from halfstep.distributed import ranks_of
+from halfstep.engine.audit import check_no_autocast, check_parameters, check_weights, warn_of_emulation
+from halfstep.engine.buffers import BufferGuard
+from halfstep.engine.closures import closure_kind
+from halfstep.engine.driver import StepDriver
+from halfstep.engine.gradient_step import GradientStep
+from halfstep.engine.gradients import Gradients
+from halfstep.engine.recording import Recorder
 from halfstep.engine.setup import (
     Scheduler,
-    check_accumulate,
-    check_max_grad_norm,
-    check_optimizer,
-    check_scheduler,
-    check_weights,
+    as_callbacks,
+    as_optimizers,
+    as_schedulers,
+    check_clipping,
+    check_closure,
+    check_counts,
+    checking_scaler,
     model_device,
     settle_scaler,
 )
+from halfstep.engine.state import engine_state, load_engine_state
 from halfstep.errors import ConfigurationError, InvalidTypeError, StepOrderError
 from halfstep.hardware import resolve_precision
 from halfstep.policy import DTYPES
-from halfstep.records import StepRecord
-from halfstep.scaler import StepProbe
+from halfstep.randomness import RandomState
+from halfstep.records import ScalerStats, StepRecord
+from halfstep.scaler import LossScaler
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["MixedPrecision"]
+
+Batch = TypeVar("Batch")
 
 
 @final
 class MixedPrecision:
     """Training steps in mixed precision, in the right order: autocast, scale, backward, unscale, clip, step or skip, update, schedule.
 
-    Weights stay in fp32; autocast chooses the precision of each operation. Loss scaling is used for fp16 alone, and with it a step whose
-    gradients are not finite is skipped: parameters, optimizer state and schedule stay bit for bit as they were. fp32 and bf16 have the
-    range of fp32, nothing is checked in them, and every step is taken.
+    Weights stay in fp32; autocast chooses the precision of each operation. Loss scaling is used for fp16 alone. A step whose gradients are
+    not finite is skipped: parameters, optimizer state, schedule and the model's buffers stay bit for bit as they were.
 
     Gradients belong to one step: they are cleared before its first backward pass and after its last, and when a part of it raises.
 
     There are two ways to use it. `train_step(fn, *batch)` does everything. Or, in a loop of your own:
 
-        with amp.autocast():
-            loss = criterion(model(x), y)
-        amp.backward(loss)
-        record = amp.step()  # None until `accumulate` micro-batches were seen
+        for x, y in amp.micro_batches(loader):
+            with amp.autocast():
+                loss = criterion(model(x), y)
+            amp.backward(loss)
+            record = amp.step()  # None until `accumulate` micro-batches were seen, or the loader ends
+
+    On several ranks (DistributedDataParallel or fully_shard) the code is the same: a step is skipped on all of them or on none, norms are
+    those of the whole model, and gradients are reduced once per step. Several engines may train parts of one system, each with a scaler of
+    its own, or all with the same one, whose scale then moves once per round.
 
     Args:
         model: The model, on the device that it is to train on, with its trainable parameters in fp32.
-        optimizer: The optimizer over its parameters.
+        optimizer: The optimizer over its parameters; or several, which step together, or not at all.
         precision: `fp32`, `bf16`, `fp16`, or `auto` for the fastest that the device computes in hardware, bf16 before fp16.
-        scheduler: A learning-rate scheduler that moves once per optimizer step; it waits when a step is skipped.
+        scheduler: A learning-rate scheduler, or several, that move once per step that is taken.
         max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` only measures the norm; `None` does
             neither.
+        max_grad_value: Then each element is clamped to between minus this value and this value; `None` for no clamping.
         accumulate: Micro-batches in one step. `train_step` splits its batch into so many; `backward` expects so many calls.
-        scaler: The loss scaler for fp16; `None` for `torch.amp.GradScaler` with its defaults. A disabled one means no loss scaling. It
-            belongs to one engine: several that share it would change the scale under each other's gradients.
+        scaler: The loss scaler for fp16; `None` for a `LossScaler` with its defaults.
+        on_step: A function, or several, to call after each step that is taken, such as an EMA's update; with the step's record if it has a
+            parameter for it.
+        retries: How many times `train_step` tries a skipped step again, with the same batch and random numbers and the scale that the skip
+            has lowered. Each try counts as a step.
+        skip_nonfinite: Whether fp32 and bf16 steps are skipped, too, when their gradients are not finite. To know it, the host waits for
+            the device in each step unless the optimizer is fused.
+        restore_buffers: Whether a skipped step puts buffers back, such as the statistics of batch normalization, which its forward pass
+            has written to. It costs a copy of the buffers in memory, and the time to make it in each step.
+        max_consecutive_skips: Skips in a row at which `step` raises, unless the scaler is one that was given; `None` for never.
+        closure: Whether the optimizer's `step` takes a function that computes gradients again, as SAM's does. LBFGS is recognised.
+        process_group: The ranks that train together, where the model does not show them; for pipelines and the like.
 
     Attributes:
+        optimizers: The optimizers; `optimizer` is the first of them, whose learning rate the records show.
         precision: The precision in use, `auto` resolved.
         device: The model's device.
         scaler: The scaler in use; `None` for fp32, bf16, and fp16 without loss scaling.
@@ -78,35 +109,75 @@ class MixedPrecision:
         ([1, 2, 3], True)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a keyword for each thing that can be asked of a step
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         precision: str = "auto",
         *,
-        scheduler: Scheduler | None = None,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
         max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
         accumulate: int = 1,
         scaler: torch.amp.GradScaler | None = None,
+        on_step: Callable[..., object] | Sequence[Callable[..., object]] = (),
+        retries: int = 0,
+        skip_nonfinite: bool = True,
+        restore_buffers: bool = True,
+        max_consecutive_skips: int | None = 100,
+        closure: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.device = model_device(model)
         check_weights(model)
-        check_optimizer(optimizer)
-        check_scheduler(scheduler)
-        check_max_grad_norm(max_grad_norm)
-        check_accumulate(accumulate)
+        optimizers = as_optimizers(optimizer)
+        check_parameters(model, optimizers)
+        check_clipping(max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
+        check_counts(accumulate=accumulate, retries=retries, max_consecutive_skips=max_consecutive_skips)
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = optimizers
+        self.optimizer = optimizers[0]
         self.scheduler = scheduler
         self.max_grad_norm = max_grad_norm
+        self.max_grad_value = max_grad_value
         self.accumulate = accumulate
+        self.retries = retries
         self.precision = resolve_precision(precision, device=self.device)
-        self.scaler = settle_scaler(scaler, requested=precision, precision=self.precision, device=self.device)
-        self._probe = StepProbe(optimizer)
-        self._steps = 0
-        self._micro_batches = 0
-        self._loss: Tensor | None = None
-        self._started: float | None = None
+        self.scaler = settle_scaler(
+            scaler, requested=precision, precision=self.precision, device=self.device, max_consecutive_skips=max_consecutive_skips
+        )
+        warn_of_emulation(self.precision, device=self.device)
+        self.ranks = ranks_of(model, process_group=process_group)
+        self._closure = closure_kind(optimizers, closure=closure)
+        check_closure(self._closure, optimizers=optimizers, ranks=self.ranks)
+        self._counting = self.scaler
+        if self._counting is None and skip_nonfinite:
+            self._counting = checking_scaler(max_consecutive_skips=max_consecutive_skips)
+        schedulers, callbacks, gradients = as_schedulers(scheduler), as_callbacks(on_step), Gradients(optimizers)
+        self._end = GradientStep(
+            optimizers=optimizers,
+            gradients=gradients,
+            scaler=self._counting,
+            ranks=self.ranks,
+            max_grad_norm=max_grad_norm,
+            max_grad_value=max_grad_value,
+            # A schedule and callbacks follow at once. Who wants none of them waits for nothing.
+            on_host=bool(schedulers or callbacks or retries),
+            device=self.device,
+        )
+        self._driver = StepDriver(
+            model=model,
+            optimizers=optimizers,
+            gradients=gradients,
+            end=self._end,
+            recorder=Recorder(precision=self.precision, device=self.device),
+            accumulate=accumulate,
+            scaler=self.scaler,
+            ranks=self.ranks,
+            buffers=BufferGuard.of(model) if restore_buffers and self._counting is not None else None,
+            schedulers=schedulers,
+            callbacks=callbacks,
+        )
 
     def autocast(self) -> torch.autocast:
         """A new autocast region in the engine's precision; put the forward pass and the loss in it.
@@ -115,11 +186,32 @@ class MixedPrecision:
         nor shared by threads. In an evaluation, put `torch.no_grad()` around it rather than inside it: then its time does not count as a
         part of the next step.
         """
-        if self._started is None and torch.is_grad_enabled():  # Without gradients it is an evaluation, which belongs to no step.
-            self._started = time.perf_counter()
+        if torch.is_grad_enabled():  # Without gradients it is an evaluation, which belongs to no step.
+            self._driver.start()
+            self._driver.hold_until_last()
         if self.precision == "fp32":
             return torch.autocast(self.device.type, enabled=False)
         return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
+
+    def micro_batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader, one after the other, with the knowledge which of them is the last.
+
+        With it, `step()` ends a group of micro-batches that the end of the loader cuts short: its gradients are the mean over those that
+        there are, and on several ranks they are reduced once. It holds one batch more than the loop needs.
+        """
+        batches = iter(loader)
+        try:
+            upcoming = next(batches)
+        except StopIteration:
+            return
+        try:
+            for following in batches:
+                yield upcoming
+                upcoming = following
+            self._driver.ends_early = True
+            yield upcoming
+        finally:
+            self._driver.ends_early = False
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of one micro-batch: the loss is divided by `accumulate` and multiplied by the loss scale.
@@ -132,30 +224,21 @@ class MixedPrecision:
         Raises:
             InvalidTypeError: The loss is no tensor.
             ConfigurationError: The loss is no scalar, or needs no gradient.
-            StepOrderError: `accumulate` micro-batches were seen already, and `step` was not called.
+            StepOrderError: `accumulate` micro-batches were seen already, and `step` was not called; or gradients were unscaled already; or
+                the engine has to compute them several times, for `retries` or a closure.
+            UnscaledBackwardError: Somebody else has written to the gradients since the last micro-batch.
         """
-        if self._micro_batches == self.accumulate:
+        if self._closure != "none" or self.retries:
+            why = f"retries={self.retries}" if self.retries else "an optimizer that takes a closure,"
+            raise StepOrderError(f"With {why} the engine computes gradients several times in one step: use train_step(fn, *batch).")
+        if self._driver.micro_batches == self.accumulate:
             raise StepOrderError(
                 f"backward() was called {self.accumulate + 1} times without step(), but accumulate={self.accumulate}. "
                 "Call step() after each backward(); it returns None until the last micro-batch of a step."
             )
-        self._backward(loss, divisor=self.accumulate)
-
-    def _backward(self, loss: Tensor, *, divisor: float) -> None:
-        _check_loss(loss)
-        if self._started is None:  # The forward pass ran in an autocast region that is not this engine's.
-            self._started = time.perf_counter()
-        if not self._micro_batches:
-            self._clear_gradients()
-        part = loss if divisor == 1 else loss / divisor
-        try:
-            (part if self.scaler is None else self.scaler.scale(part)).backward()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self._abandon()  # Some gradients have this micro-batch in them and some do not.
-            raise
-        seen = part.detach()
-        self._loss = seen if self._loss is None else self._loss + seen
-        self._micro_batches += 1
+        if self._driver.unscaled:
+            raise StepOrderError("backward() was called after unscale_gradients(), when gradients are no longer scaled. Call step() first.")
+        self._driver.add(loss, divisor=self.accumulate)
 
     def step(self) -> StepRecord | None:
         """Ends a micro-batch; after the last of a step it unscales, clips, steps the optimizer or skips, and clears the gradients.
@@ -164,27 +247,30 @@ class MixedPrecision:
             What the step did, or `None` when more micro-batches belong to it.
 
         Raises:
-            StepOrderError: `backward` was not called.
+            StepOrderError: `backward` was not called, or this was called inside an autocast region.
+            UnscaledBackwardError: There are gradients that `backward` did not compute.
+            PersistentSkipsError: So many steps in a row were skipped as the scaler allows.
+            RanksDisagreeError: The loss scales of the ranks are not the same.
 
         An exception in the optimizer, in one of its hooks or in the scheduler passes through; the gradients are cleared, and the next
         step starts afresh.
         """
-        loss, started = self._loss, self._started
-        if loss is None or started is None:
-            raise StepOrderError("step() was called before backward(loss): there are no gradients to step with.")
-        if self._micro_batches < self.accumulate:
+        self._driver.check_pending("step()")
+        return self._driver.finish() if self._driver.is_complete else None
+
+    def flush(self) -> StepRecord | None:
+        """Ends a step whose micro-batches are fewer than `accumulate`, at the end of an epoch; the gradients are the mean over those.
+
+        Returns:
+            What the step did, or `None` when no micro-batch is pending.
+
+        Raises:
+            StepOrderError: It was called inside an autocast region.
+        """
+        if not self._driver.micro_batches:
             return None
-        lr = self.optimizer.param_groups[0].get("lr", math.nan)
-        if isinstance(lr, Tensor):
-            lr = lr.clone()  # The scheduler writes the next one into it.
-        try:
-            taken, norm, scale = self._apply()
-            if taken and self.scheduler is not None:
-                self.scheduler.step()
-        finally:
-            self._abandon()
-        self._steps += 1
-        return self._record(loss, norm=norm, lr=lr, scale=scale, skipped=not taken, started=started)
+        self._driver.check_pending("flush()")
+        return self._driver.finish()
 
     def train_step(self, fn: Callable[..., Tensor], *batch: Any) -> StepRecord:
         """One whole optimizer step.
@@ -197,116 +283,131 @@ class MixedPrecision:
             batch: What `fn` takes, already on the model's device.
 
         Returns:
-            What the step did.
+            What the step did; with `retries`, what the last try did.
 
         Raises:
-            StepOrderError: Some micro-batches of another step are pending.
+            StepOrderError: Some micro-batches of another step are pending, or this was called inside an autocast region.
             InvalidTypeError: `fn` is no function, or the loss is no tensor.
             ConfigurationError: The loss is no scalar or needs no gradient, or the batch cannot be split.
+            PersistentSkipsError: So many steps in a row were skipped as the scaler allows.
+            RanksDisagreeError: The loss scales of the ranks are not the same.
 
         An exception in `fn` passes through; the gradients are cleared, and the next step starts afresh.
         """
-        if self._micro_batches:
+        if self._driver.micro_batches:
             raise StepOrderError(
-                f"train_step() was called after {self._micro_batches} of accumulate={self.accumulate} micro-batches by hand. "
+                f"train_step() was called after {self._driver.micro_batches} of accumulate={self.accumulate} micro-batches by hand. "
                 "Finish them with backward() and step(), or use train_step() alone: it splits its batch itself."
             )
         if not callable(fn):
             raise InvalidTypeError(f"train_step(fn, *batch) takes the function that computes the loss first, not a {type(fn).__name__}.")
+        check_no_autocast(self.device, call="train_step()")
         parts = [(batch, 1.0)] if self.accumulate == 1 else split_batch(batch, parts=self.accumulate)
-        self._started = time.perf_counter()
+        for _ in range(self.retries):
+            random = RandomState.capture()
+            record = self._try(fn, parts)
+            if not record.skipped:
+                return record
+            random.restore()
+        return self._try(fn, parts)
+
+    def _try(self, fn: Callable[..., Tensor], parts: Sequence[tuple[Any, float]]) -> StepRecord:
         try:
-            for part, share in parts:
-                with self.autocast():
-                    loss = fn(*part)
-                self._backward(loss, divisor=1 / share)
-            record = self.step()
+            self._driver.restart()
+            if self._closure != "none":
+                return self._driver.finish_with_closure(lambda: self._compute(fn, parts), kind=self._closure)
+            self._compute(fn, parts)
+            return self._driver.finish()
         except BaseException:
-            self._abandon()
+            self._driver.abandon()
             raise
-        assert record is not None
-        return record
 
-    def _apply(self) -> tuple[bool, Tensor | None, float]:
-        """Unscales, clips and steps. Returns whether the step was taken, the norm of the gradients if it was measured, and the scale."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        scaler = self.scaler
-        # A scaler asserts that it saw gradients. To have none is no error: a frozen part, or a phase that belongs to another engine.
-        if scaler is None or all(parameter.grad is None for parameter in parameters):
-            norm = self._clip(parameters)
-            self.optimizer.step()
-            return True, norm, 1.0 if scaler is None else scaler.get_scale()
-        try:
-            self._probe.unscale_with(scaler)
-            # On an accelerator this waits for the gradients, and so does the scaler next: read here, it costs no wait of its own.
-            scale = scaler.get_scale()
-            # A scaler looks for infinities before it divides. Divided by a scale below 1, a finite gradient may become infinite.
-            sound = scale >= 1 or all(bool(p.grad.isfinite().all()) for p in parameters if p.grad is not None)
-            norm = self._clip(parameters)
-            taken = sound and self._probe.step_with(scaler)
-        except BaseException:
-            # A scaler remembers how far a step got and would refuse the next one. Told which scale to use, it forgets.
-            scaler.update(scaler.get_scale())
-            raise
-        scaler.update()
-        return taken, norm, scale
+    def _compute(self, fn: Callable[..., Tensor], parts: Sequence[tuple[Any, float]]) -> None:
+        for part, share in parts:
+            with self.autocast():
+                loss = fn(*part)
+            self._driver.add(loss, divisor=1 / share)
 
-    def _clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
-        if self.max_grad_norm is None:
-            return None
-        if math.isinf(self.max_grad_norm):  # To clip to it would turn gradients whose norm overflows into NaN, after the scaler's check.
-            return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+    def scale(self, tensor: Tensor) -> Tensor:
+        """The tensor multiplied by the loss scale; as it is where losses are not scaled.
 
-    def _record(self, loss: Tensor, *, norm: Tensor | None, lr: float | Tensor, scale: float, skipped: bool, started: float) -> StepRecord:
-        if self.device.type == "cpu":
-            return StepRecord(
-                step=self._steps,
-                skipped=skipped,
-                scale=scale,
-                loss=loss.item(),
-                grad_norm=None if norm is None else norm.item(),
-                lr=float(lr),
-                step_time_s=time.perf_counter() - started,
-                memory_bytes=None,
-                precision=self.precision,
+        For gradients that are taken by hand, as of a gradient penalty:
+
+            (grads,) = amp.unscale(torch.autograd.grad(amp.scale(out.sum()), inputs, create_graph=True))
+            loss = loss + (grads.norm() - 1) ** 2
+        """
+        scaled: Tensor = tensor if self.scaler is None else self.scaler.scale(tensor)
+        return scaled
+
+    def unscale(self, tensors: Any) -> Any:
+        """Tensors, or a nest of them, divided by the loss scale; it waits for no device, and gradients pass through it."""
+        if self.scaler is None or self._end.scaling is None:
+            return tensors
+        inverse = self._end.scaling.scale_on(self.device).double().reciprocal().float()
+        return map_tensors(lambda tensor: tensor * inverse, tensors)
+
+    def unscale_gradients(self) -> None:
+        """Divides the gradients by the loss scale now instead of in `step()`, for code that looks at them or changes them.
+
+        `step()` checks them again before it uses them. Does nothing when they are unscaled already.
+
+        Raises:
+            StepOrderError: Micro-batches of this step are still to come, or none was seen.
+            UnscaledBackwardError: There are gradients that `backward` did not compute.
+        """
+        self._driver.check_pending("unscale_gradients()")
+        if not self._driver.is_complete:
+            raise StepOrderError(
+                f"unscale_gradients() was called after {self._driver.micro_batches} of accumulate={self.accumulate} micro-batches; the "
+                "others would add scaled gradients. Call it after the last backward() of a step."
             )
-        kept = loss.clone()  # With CUDA graphs, the next step writes into the memory of this one's loss.
-        # On an accelerator, reading a value would wait for the device.
-        return StepRecord.deferred(
-            lambda: {"loss": kept.item(), "grad_norm": None if norm is None else norm.item(), "lr": float(lr)},
-            step=self._steps,
-            skipped=skipped,
-            scale=scale,
-            step_time_s=time.perf_counter() - started,
-            memory_bytes=torch.cuda.max_memory_allocated(self.device),
-            precision=self.precision,
-        )
+        if not self._driver.unscaled:
+            self._driver.unscale()
 
-    def _abandon(self) -> None:
-        """Forgets the micro-batches so far and their gradients."""
-        self._clear_gradients()
-        self._micro_batches = 0
-        self._loss = None
-        self._started = None
+    def stats(self) -> ScalerStats:
+        """Steps and skips so far, exact; reading them waits for the device once.
 
-    def _clear_gradients(self) -> None:
-        # What optimizer.zero_grad() does, without its entry in torch's profiler, which takes longer than everything else that an engine
-        # adds to a step.
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        Raises:
+            ConfigurationError: The scaler is one of torch's, which does not count.
+        """
+        if self._counting is None:
+            return ScalerStats(steps=self._driver.steps, skips=0, consecutive_skips=0, scale=1.0)
+        if not isinstance(self._counting, LossScaler):
+            raise ConfigurationError(
+                f"A {type(self._counting).__name__} does not count its steps. Leave scaler out, or pass a halfstep.LossScaler."
+            )
+        return self._counting.stats()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this engine goes on from, beside model, optimizer and schedule: the scaler's state and the number of steps.
 
-def _check_loss(loss: object) -> None:
-    if not isinstance(loss, Tensor):
-        raise InvalidTypeError(f"The loss must be a scalar tensor, not a {type(loss).__name__}.")
-    if loss.dim():
-        raise ConfigurationError(
-            f"The loss must be a scalar tensor, not one of shape {tuple(loss.shape)}. Reduce it, for example with loss.mean()."
-        )
-    if not loss.requires_grad:
-        raise ConfigurationError(
-            "The loss needs no gradient, so backward() would change nothing: it was computed under no_grad, detached, rebuilt from a "
-            "Python number, or no parameter that it depends on requires a gradient."
-        )
+        Raises:
+            StepOrderError: Micro-batches are pending, whose gradients are no part of it.
+        """
+        self._check_between_steps("state_dict()")
+        return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, adopt_settings: bool = False) -> None:
+        """Goes on from a state; the precision may be another than it was saved in, which is said in a warning.
+
+        On several ranks, load the same state on each: the next step compares them.
+
+        Args:
+            state: What `state_dict()` returned.
+            adopt_settings: Whether the scaler takes over the settings in it, too; by default those of this run stay.
+
+        Raises:
+            StepOrderError: Micro-batches are pending.
+            InvalidTypeError: It is no dictionary, or an entry is of the wrong type.
+            ConfigurationError: An entry is missing or not allowed. Nothing was changed.
+        """
+        self._check_between_steps("load_state_dict()")
+        self._driver.steps = load_engine_state(state, precision=self.precision, scaler=self.scaler, adopt_settings=adopt_settings)
+        self._end.compare_states = True
+
+    def _check_between_steps(self, call: str) -> None:
+        if self._driver.micro_batches:
+            raise StepOrderError(
+                f"{call} was called after {self._driver.micro_batches} of accumulate={self.accumulate} micro-batches, whose gradients "
+                "would be lost. Call it after a step, or end this one with flush()."
+            )

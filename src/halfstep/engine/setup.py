@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from halfstep.distributed import Ranks
+from halfstep.engine.audit import check_scaler_device
+from halfstep.engine.closures import ClosureKind
 from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
 from halfstep.hardware import check_device
-from halfstep.records import Precision
+from halfstep.records import Precision, StepRecord
+from halfstep.scaler import LossScaler
 
 __all__ = [
     "Scheduler",
-    "check_accumulate",
-    "check_max_grad_norm",
-    "check_optimizer",
-    "check_scheduler",
-    "check_weights",
+    "as_callbacks",
+    "as_optimizers",
+    "as_schedulers",
+    "check_clipping",
+    "check_closure",
+    "check_counts",
+    "check_loss",
+    "checking_scaler",
     "model_device",
     "settle_scaler",
 ]
@@ -53,45 +62,83 @@ def model_device(model: nn.Module) -> torch.device:
     return device
 
 
-def check_weights(model: nn.Module) -> None:
-    """Accepts a model whose trainable parameters are stored in fp32 or wider; frozen ones may be of any dtype.
+def as_optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
+    """The optimizers that one engine steps together.
 
     Raises:
-        ConfigurationError: A trainable parameter is stored in half precision, where small updates are lost.
+        InvalidTypeError: It is neither an optimizer nor a sequence of them.
+        ConfigurationError: It is an empty sequence, or one with an optimizer that evaluates closures.
     """
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.is_floating_point() and parameter.element_size() < 4:
-            raise ConfigurationError(
-                f"The trainable parameter {name!r} is {parameter.dtype}. Mixed precision keeps trainable parameters in fp32 and lowers the "
-                "operations instead, since small updates are lost in half precision. Call model.float() before making the optimizer."
-            )
+    given: Any = optimizer
+    several = given if isinstance(given, list | tuple) else [given]
+    for each in several:
+        if not isinstance(each, Optimizer):
+            raise InvalidTypeError(f"MixedPrecision(optimizer=...) takes a torch.optim.Optimizer, or several, not a {type(each).__name__}.")
+    if not several:
+        raise ConfigurationError("MixedPrecision(optimizer=[]): at least one optimizer is needed.")
+    return tuple(several)
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Accepts an optimizer whose `step()` needs no closure.
+def check_closure(kind: ClosureKind, *, optimizers: Sequence[Optimizer], ranks: Ranks | None) -> None:
+    """Accepts an optimizer that evaluates closures where one can be driven.
 
     Raises:
-        InvalidTypeError: It is no optimizer.
-        ConfigurationError: It calls a closure several times in each step.
+        ConfigurationError: It would have to step together with others, or search along a line on several ranks.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise InvalidTypeError(f"MixedPrecision(optimizer=...) takes a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if kind == "none":
+        return
+    name = type(optimizers[0]).__name__
+    if len(optimizers) > 1:
+        raise ConfigurationError(f"{name} computes gradients several times in its step, so it cannot step together with other optimizers.")
+    if kind == "all" and ranks is not None:
         raise ConfigurationError(
-            "LBFGS evaluates the loss several times in each step, through a closure, which MixedPrecision does not drive. "
-            "Use an optimizer that steps once per gradient, such as AdamW, or keep LBFGS in a loop of its own in fp32."
+            f"{name} searches by the loss, which differs from rank to rank, so the ranks would part. Train with it in one process."
         )
 
 
-def check_scheduler(scheduler: object) -> None:
-    """Accepts a scheduler that moves with each optimizer step.
+def as_schedulers(scheduler: Scheduler | Sequence[Scheduler] | None) -> tuple[Scheduler, ...]:
+    """The schedulers that move with each step that is taken.
 
     Raises:
-        InvalidTypeError: It has no `step` method.
-        ConfigurationError: It moves by a metric.
+        InvalidTypeError: One has no `step` method.
+        ConfigurationError: One moves by a metric.
     """
-    if scheduler is None:
-        return
+    given: Any = scheduler
+    several = () if given is None else given if isinstance(given, list | tuple) else (given,)
+    for each in several:
+        _check_scheduler(each)
+    return tuple(several)
+
+
+def as_callbacks(on_step: Callable[..., object] | Sequence[Callable[..., object]]) -> tuple[Callable[[StepRecord], object], ...]:
+    """What to call after each step that is taken, each as a function of the step's record.
+
+    Raises:
+        InvalidTypeError: One cannot be called.
+    """
+    given: Any = on_step
+    several = given if isinstance(given, list | tuple) else (given,)
+    for each in several:
+        if not callable(each):
+            raise InvalidTypeError(f"MixedPrecision(on_step=...) takes functions to call after a step, not a {type(each).__name__}.")
+    return tuple(each if _takes_record(each) else _without_record(each) for each in several)
+
+
+def _takes_record(callback: Callable[..., object]) -> bool:
+    """Whether a function has a positional parameter without a default, which the record is for."""
+    try:
+        parameters = inspect.signature(callback).parameters.values()
+    except (TypeError, ValueError):  # Some built-in functions do not tell.
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
+
+
+def _without_record(callback: Callable[..., object]) -> Callable[[StepRecord], object]:
+    return lambda _: callback()
+
+
+def _check_scheduler(scheduler: object) -> None:
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigurationError(
             "ReduceLROnPlateau moves by a metric, not by a step. Leave it out of MixedPrecision and call "
@@ -101,46 +148,53 @@ def check_scheduler(scheduler: object) -> None:
         raise InvalidTypeError(f"MixedPrecision(scheduler=...) takes an object with a step() method, not a {type(scheduler).__name__}.")
 
 
-def check_max_grad_norm(value: float | None) -> None:
-    """Accepts a positive number, infinity included, or `None`.
+def check_clipping(*, max_grad_norm: float | None, max_grad_value: float | None) -> None:
+    """Accepts positive numbers, or `None`; the norm may be infinite.
 
     Raises:
-        InvalidTypeError: It is no number.
-        ConfigurationError: It is not above 0.
+        InvalidTypeError: One is no number.
+        ConfigurationError: One is not above 0, or the value is infinite.
     """
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidTypeError(f"MixedPrecision(max_grad_norm=...) takes a number or None, not {value!r}.")
-    if math.isnan(value) or value <= 0:
-        raise ConfigurationError(
-            f"MixedPrecision(max_grad_norm={value!r}): the largest allowed norm must be above 0; None switches it off."
-        )
+    for name, value, what in (("max_grad_norm", max_grad_norm, "norm"), ("max_grad_value", max_grad_value, "value")):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidTypeError(f"MixedPrecision({name}=...) takes a number or None, not {value!r}.")
+        if math.isnan(value) or value <= 0 or (what == "value" and math.isinf(value)):
+            raise ConfigurationError(f"MixedPrecision({name}={value!r}): the largest allowed {what} must be above 0; None switches it off.")
 
 
-def check_accumulate(value: int) -> None:
-    """Accepts a whole number from 1.
+def check_counts(*, accumulate: int, retries: int, max_consecutive_skips: int | None) -> None:
+    """Accepts whole numbers: micro-batches from 1, retries from 0, skips in a row from 1 or `None`.
 
     Raises:
-        InvalidTypeError: It is no whole number.
-        ConfigurationError: It is below 1.
+        InvalidTypeError: One is no whole number.
+        ConfigurationError: One is too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidTypeError(f"MixedPrecision(accumulate=...) takes a whole number, not {value!r}.")
-    if value < 1:
-        raise ConfigurationError(f"MixedPrecision(accumulate={value}): the number of micro-batches in a step is 1 or more.")
+    for name, value, lowest, what in (
+        ("accumulate", accumulate, 1, "the number of micro-batches in a step"),
+        ("retries", retries, 0, "the number of times that a skipped step is tried again"),
+        ("max_consecutive_skips", max_consecutive_skips, 1, "the number of skips in a row that ends the run"),
+    ):
+        if value is None and name == "max_consecutive_skips":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidTypeError(f"MixedPrecision({name}=...) takes a whole number, not {value!r}.")
+        if value < lowest:
+            raise ConfigurationError(f"MixedPrecision({name}={value}): {what} is {lowest} or more.")
 
 
 def settle_scaler(
-    scaler: torch.amp.GradScaler | None, *, requested: str, precision: Precision, device: torch.device
+    scaler: torch.amp.GradScaler | None, *, requested: str, precision: Precision, device: torch.device, max_consecutive_skips: int | None
 ) -> torch.amp.GradScaler | None:
-    """The scaler that a step will use: torch's own for fp16 unless one was given, and none for fp32 and bf16.
+    """The scaler that losses are scaled with: a `LossScaler` for fp16 unless one was given, and none for fp32 and bf16.
 
     Args:
         scaler: What the user gave.
         requested: The precision as the user named it; with `auto`, a scaler that turns out not to be needed is left aside.
         precision: The precision that it means here.
         device: The model's device.
+        max_consecutive_skips: For a scaler that is made here.
 
     Raises:
         InvalidTypeError: `scaler` is no GradScaler.
@@ -158,14 +212,40 @@ def settle_scaler(
             )
         return None
     if scaler is None:
-        return torch.amp.GradScaler(device.type)
+        return LossScaler(max_consecutive_skips=max_consecutive_skips)
     if not enabled:
         warnings.warn(
             "fp16 runs without loss scaling, because the scaler is disabled: gradients below 6e-8 become zero. "
-            f"Leave scaler out, or pass torch.amp.GradScaler({device.type!r}). (torch.amp.GradScaler() without a device means "
+            f"Leave scaler out, or pass halfstep.LossScaler({device.type!r}). (torch.amp.GradScaler() without a device means "
             "CUDA, and disables itself where there is none.)",
             HalfstepWarning,
             stacklevel=3,
         )
         return None
+    check_scaler_device(scaler, device=device)
     return scaler
+
+
+def checking_scaler(*, max_consecutive_skips: int | None) -> LossScaler:
+    """A scaler of scale 1 that never moves: it checks that gradients are finite, and counts the steps that it skips."""
+    return LossScaler(init_scale=1.0, static=True, max_consecutive_skips=max_consecutive_skips)
+
+
+def check_loss(loss: object) -> None:
+    """Accepts a scalar tensor that gradients can be computed of.
+
+    Raises:
+        InvalidTypeError: It is no tensor.
+        ConfigurationError: It is no scalar, or needs no gradient.
+    """
+    if not isinstance(loss, Tensor):
+        raise InvalidTypeError(f"The loss must be a scalar tensor, not a {type(loss).__name__}.")
+    if loss.dim():
+        raise ConfigurationError(
+            f"The loss must be a scalar tensor, not one of shape {tuple(loss.shape)}. Reduce it, for example with loss.mean()."
+        )
+    if not loss.requires_grad:
+        raise ConfigurationError(
+            "The loss needs no gradient, so backward() would change nothing: it was computed under no_grad, detached, rebuilt from a "
+            "Python number, or no parameter that it depends on requires a gradient."
+        )

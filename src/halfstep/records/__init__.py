@@ -14,6 +14,7 @@ from halfstep.records.comparison import (
     Settings,
     Verdict,
 )
+from halfstep.records.scaler import ScalerStats
 from halfstep.records.step import Precision, StepRecord
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Outcome",
     "Precision",
     "PrecisionRun",
+    "ScalerStats",
     "Settings",
     "StepRecord",
     "Verdict",

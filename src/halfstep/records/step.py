@@ -79,7 +79,7 @@ class StepRecord(AbstractRecord, _DeferredSlots):
             >>> record.loss
             0.25
         """
-        names = {field.name for field in fields(cls)}
+        names = cls.__dataclass_fields__.keys()
         if unknown := known.keys() - names:
             raise TypeError(f"StepRecord has no field {min(unknown)!r}")
         record = object.__new__(cls)

@@ -1,0 +1,103 @@
+"""Mixed precision on many GPUs with DistributedDataParallel: the loop is that of one GPU.
+
+Two processes on this machine, on GPUs where there are enough and on the CPU elsewhere:
+
+    torchrun --nproc-per-node 2 examples/ddp.py
+
+Eight GPUs on each of four machines, the same command on every one of them:
+
+    torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/ddp.py --precision bf16
+
+What is halfstep's part: gradients of the micro-batches of one step are reduced across processes once, a step whose gradients overflow in
+one process is skipped in all of them, the schedule waits for skipped steps, and the loss scalers of all processes are in the same state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from halfstep import MixedPrecision
+from halfstep.distributed import compress_gradients
+
+BATCH_SIZE = 32
+
+
+def digits() -> TensorDataset:
+    """1797 images of handwritten digits, 8 by 8, with pixels from 0 to 1."""
+    images, labels = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
+
+
+def make_model() -> nn.Module:
+    """A multi-layer perceptron with batch normalization."""
+    return nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def train(arguments: argparse.Namespace, *, device: torch.device) -> None:
+    """Trains for some epochs; the first process tells how it goes."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make_model().to(device))
+    if arguments.compress:
+        compress_gradients(model)
+    data = digits()
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data, seed=0)
+    loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=sampler)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    steps = arguments.epochs * -(-len(loader) // arguments.accumulate)
+    amp = MixedPrecision(
+        model,
+        optimizer,
+        arguments.precision,
+        scheduler=CosineAnnealingLR(optimizer, T_max=steps),
+        max_grad_norm=1.0,
+        accumulate=arguments.accumulate,
+    )
+    for epoch in range(arguments.epochs):
+        sampler.set_epoch(epoch)
+        records = []
+        for images, labels in amp.micro_batches(loader):
+            with amp.autocast():
+                loss = F.cross_entropy(model(images.to(device)), labels.to(device))
+            amp.backward(loss)
+            if record := amp.step():
+                records.append(record)
+        if dist.get_rank() == 0:
+            stats, loss_mean = amp.stats(), sum(record.loss for record in records) / len(records)  # Read here, all at once.
+            print(f"epoch {epoch + 1}: loss {loss_mean:.3f}, {stats.steps} steps, {stats.skips} skipped, scale {stats.scale:g}")
+
+
+def main() -> None:
+    """Joins the other processes and trains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16", "fp16"])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches in one step")
+    parser.add_argument("--compress", action="store_true", help="exchange gradients in bf16")
+    arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("start it with torchrun: torchrun --nproc-per-node 2 examples/ddp.py")
+    on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpus else "gloo")
+    try:
+        train(arguments, device=device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What an engine goes on from after an interruption, beside model, optimizer and schedule."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
+from halfstep.records import Precision
+from halfstep.scaler import LossScaler
+
+__all__ = ["engine_state", "load_engine_state"]
+
+
+def engine_state(*, precision: Precision, steps: int, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
+    """The state of an engine between two steps."""
+    return {"precision": precision, "steps": steps, "scaler": None if scaler is None else scaler.state_dict()}
+
+
+def load_engine_state(state: object, *, precision: Precision, scaler: torch.amp.GradScaler | None, adopt_settings: bool) -> int:
+    """Loads the scaler's part of a state, and returns the number of steps.
+
+    Args:
+        state: As from `engine_state`.
+        precision: The engine's, which may be another than the state's.
+        scaler: The engine's.
+        adopt_settings: Whether the scaler takes over the settings in the state, too.
+
+    Raises:
+        InvalidTypeError: It is no dictionary, or an entry is of the wrong type.
+        ConfigurationError: An entry is missing or not allowed. Nothing was changed.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidTypeError(
+            f"An engine's state is a dictionary, as MixedPrecision.state_dict() returns it, not a {type(state).__name__}."
+        )
+    if missing := [name for name in ("precision", "steps", "scaler") if name not in state]:
+        raise ConfigurationError(
+            f"The engine's state has no entry {missing[0]!r}, but {', '.join(map(repr, state)) or 'none'}. Load what "
+            "MixedPrecision.state_dict() returned; the state of a scaler alone goes to amp.scaler.load_state_dict()."
+        )
+    steps = state["steps"]
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise InvalidTypeError(f"The engine's state, entry 'steps', is a whole number, not {steps!r}.")
+    if steps < 0:
+        raise ConfigurationError(f"The engine's state, entry 'steps', is {steps}; allowed are whole numbers from 0.")
+    saved = state["scaler"]
+    if scaler is None:
+        if saved:
+            _say(f"The state was saved in {state['precision']} with loss scaling; {precision} here needs none, so the scale is set aside.")
+    elif not saved:
+        _say(f"The state was saved in {state['precision']} without loss scaling; {precision} here starts with a fresh loss scale.")
+    elif isinstance(scaler, LossScaler):
+        scaler.load_state_dict(saved, adopt_settings=adopt_settings)
+    else:
+        scaler.load_state_dict(_for_torch(saved, scaler=scaler, adopt_settings=adopt_settings))
+    return steps
+
+
+def _for_torch(saved: object, *, scaler: torch.amp.GradScaler, adopt_settings: bool) -> dict[str, Any]:
+    """A state for one of torch's own scalers, which would fail in the middle of a wrong one, and would take over all settings."""
+    if not isinstance(saved, Mapping):
+        raise InvalidTypeError(f"The engine's state, entry 'scaler', is a dictionary or None, not a {type(saved).__name__}.")
+    settings = {
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }
+    if missing := [name for name in ("scale", "_growth_tracker", *settings) if name not in saved]:
+        raise ConfigurationError(f"The scaler's state in the engine's has no entry {missing[0]!r}, but {', '.join(map(repr, saved))}.")
+    if adopt_settings:
+        return dict(saved)
+    # torch's kernel compares the tracker with the interval for equality.
+    return {**saved, **settings, "_growth_tracker": min(saved["_growth_tracker"], scaler.get_growth_interval() - 1)}
+
+
+def _say(what: str) -> None:
+    warnings.warn(what, HalfstepWarning, stacklevel=4)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from halfstep.scaler import LossScaler
+from tests.scaler.loops import INF, OPTIMIZERS, backward, iterate, same, snapshot, weights
+
+
+def test_without_any_gradient_a_step_is_the_optimizers() -> None:
+    (weight,) = weights()
+    scaler, made = LossScaler("cpu", init_scale=8.0), OPTIMIZERS["momentum"]([weight])
+    calls: list[int] = []
+    made.register_step_post_hook(lambda *_: calls.append(1))
+    scaler.unscale_(made)
+    scaler.unscale_(made)
+    scaler.step(made)
+    scaler.update()
+    assert (len(calls), weight.tolist()) == (1, [1.0] * 3)
+    assert (scaler.stats().steps, scaler.stats().skips, scaler.get_scale()) == (1, 0, 8.0)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw-fused"])
+def test_parameters_of_no_size_train_along(optimizer: str) -> None:
+    parameters = weights(0, 2)
+    scaler, made = LossScaler("cpu"), OPTIMIZERS[optimizer](parameters)
+    for factor in (1.0, 1.0, INF):
+        iterate(scaler, made, factor)
+    assert scaler.stats().skips == 1
+    assert (parameters[1] < 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_other_numbers_train(optimizer: str, dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.ones(2, dtype=dtype))
+    scaler, made = LossScaler("cpu", init_scale=8.0), OPTIMIZERS[optimizer]([weight])
+    for factor in (1.0, INF, 1.0):
+        made.zero_grad()
+        scaler.scale((weight * factor).abs().sum()).backward()
+        scaler.step(made)
+        scaler.update()
+    assert (scaler.stats().skips, scaler.get_scale()) == (1, 4.0)
+    assert weight.isfinite().all()
+    assert (weight.abs() < 1).all()
+
+
+def test_a_parameter_may_get_its_first_gradient_late() -> None:
+    parameters = weights(3, 2)
+    scaler, made = LossScaler("cpu", init_scale=8.0), OPTIMIZERS["adamw-fused"](parameters)
+    for seen, factor in ((1, 1.0), (2, INF), (2, 1.0), (2, INF)):
+        made.zero_grad()
+        before = snapshot(made)
+        backward(scaler, parameters[:seen], factor)
+        scaler.step(made)
+        scaler.update()
+        assert same(snapshot(made), before) == (factor == INF)
+    assert scaler.stats().skips == 2
