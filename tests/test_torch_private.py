@@ -17,6 +17,7 @@ import halfstep
 from halfstep import _torch
 from halfstep._torch import (
     BeforeEachOperation,
+    buffer_count,
     check_and_unscale_,
     copy_all_,
     cpu_features,
@@ -25,6 +26,7 @@ from halfstep._torch import (
     foreach_multiply_,
     foreach_norms,
     has_found_infs,
+    own_buffers,
     quiet_profiler,
     record_found_inf,
     steps_are_observed,
