@@ -130,11 +130,14 @@ def supports_device_verdict(optimizer: object) -> bool:
 def steps_are_observed(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody takes each call of `optimizer.step()` for a step: by a hook, or by a function put in its place.
 
+    A hook with an attribute `observes_steps` that is false does not.
+
     Private: `Optimizer._optimizer_step_post_hooks` and `_optimizer_step_pre_hooks`, and the attribute `_wrapped_by_lr_sched` of the
     function that a learning-rate scheduler puts there, which only sets a flag; `functools.wraps` copies it to whatever is put around that.
     Seen on torch 2.9 to 2.13.
     """
-    if optimizer._optimizer_step_post_hooks or optimizer._optimizer_step_pre_hooks:
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    if any(getattr(hook, "observes_steps", True) for hook in hooks):
         return True
     replaced = vars(optimizer).get("step")
     if replaced is None:

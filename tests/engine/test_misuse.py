@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -254,15 +256,56 @@ def test_a_leftover_optimizer_step_after_the_engines_changes_nothing() -> None:
         assert same_state(amp.model.state_dict(), fresh.model.state_dict())
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_optimizer_step_in_place_of_the_engines_does_not_go_on_for_long(accumulate: int) -> None:
-    amp = engine(accumulate=accumulate)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_optimizer_step_in_place_of_the_engines_is_refused_before_it_does_harm(precision: str, accumulate: int, fused: bool) -> None:
+    model = make_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    amp = MixedPrecision(model, optimizer, precision, accumulate=accumulate)
+    amp.train_step(lambda x, y: loss_of(model, x, y), *BATCH)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(accumulate):
+        amp.backward(loss(amp))
+        with pytest.raises(StepOrderError, match=r"AdamW\.step\(\) was called after amp\.backward\(\)"):
+            optimizer.step()
+        assert same_state(model.state_dict(), before)
+        record = amp.step()
+    assert record is not None
+    assert not record.skipped
+    assert not same_state(model.state_dict(), before)
+    optimizer.step()  # Between steps it is nobody's business; there are no gradients.
+
+
+def test_an_engine_that_was_left_in_the_middle_of_a_step_does_not_stop_the_next() -> None:
+    model = make_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left = MixedPrecision(model, optimizer, "fp32", accumulate=2)
+    left.backward(loss(left))
+    amp = MixedPrecision(model, optimizer, "fp32")
+    assert not amp.train_step(lambda x, y: loss_of(model, x, y), *BATCH).skipped
+    assert left.accumulate == 2
+
+
+def test_an_engine_that_is_gone_leaves_nothing_on_its_optimizer() -> None:
+    model = make_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp = MixedPrecision(model, optimizer, "fp32", accumulate=2)
     amp.backward(loss(amp))
-    amp.optimizer.step()
-    amp.optimizer.zero_grad()
-    following = loss(amp)
-    with pytest.raises((StepOrderError, UnscaledBackwardError), match=r"without step\(\)|Gradients changed"):
-        amp.backward(following)
+    del amp
+    gc.collect()
+    optimizer.step()
+
+
+def test_a_step_that_is_given_up_leaves_nothing() -> None:
+    amp, fresh = engine(accumulate=2), engine(accumulate=2)
+    amp.backward(loss(amp) * 3)
+    amp.discard()
+    assert all(parameter.grad is None for parameter in amp.model.parameters())
+    amp.discard()  # Nothing is in progress, which is no error.
+    for each in (amp, fresh):
+        each.train_step(lambda x, y, each=each: loss_of(each.model, x, y), *BATCH)
+    assert same_state(amp.model.state_dict(), fresh.model.state_dict())
 
 
 @pytest.mark.parametrize("scaler", [LossScaler, torch.amp.GradScaler])

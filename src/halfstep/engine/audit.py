@@ -57,8 +57,9 @@ def check_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     missing = [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in present]
     if missing:
         raise ConfigurationError(
-            f"{what} The model's {missing[0]!r} and {len(missing) - 1} more are in no group of it. The optimizer was made for another "
-            "model, or before this one was rebuilt, resized, sharded with fully_shard or moved: make it from model.parameters() afterwards."
+            f"{what} The model's {missing[0]!r} and {len(missing) - 1} more are in no group of it. If the optimizer was made for another "
+            "model, or before this one was rebuilt, resized or sharded with fully_shard, make it from model.parameters() afterwards. If it "
+            "also holds parameters of a loss function, put the model and that into one nn.ModuleList, and pass the list as the model."
         )
     warnings.warn(
         f"{what} If they belong to a loss function or another part that is trained as well, put it and the model into one nn.ModuleList "
@@ -102,10 +103,14 @@ def check_scaler_device(scaler: torch.amp.GradScaler, *, device: torch.device) -
 
 
 def warn_of_emulation(precision: Precision, *, device: torch.device) -> None:
-    """Says so when a CPU only emulates fp16, which is many times slower than fp32."""
-    if precision == "fp16" and device.type == "cpu" and "fp16" not in native_precisions(device):
+    """Says so when a device only emulates fp16, which is many times slower than fp32."""
+    if precision != "fp16":
+        return
+    native = native_precisions(device)
+    if "fp16" not in native:
+        what = "CPU" if device.type == "cpu" else "GPU"
         warnings.warn(
-            "fp16 on this CPU is emulated, which is many times slower than fp32. To train here, use bf16 or fp32; fp16 is for GPUs.",
+            f"fp16 on this {what} is emulated, which is many times slower than fp32. To train here, use {' or '.join(native)}.",
             HalfstepWarning,
             stacklevel=3,
         )

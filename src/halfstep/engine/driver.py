@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,15 @@ from halfstep.engine.buffers import BufferGuard
 from halfstep.engine.closures import ClosureKind, NonFiniteGradientError, step_with_closure
 from halfstep.engine.gradient_step import GradientStep, Outcome
 from halfstep.engine.gradients import Gradients
+from halfstep.engine.guard import StepGuard
 from halfstep.engine.recording import Recorder, current_lr
 from halfstep.engine.setup import Scheduler, check_loss
 from halfstep.errors import ConfigurationError, StepOrderError, UnscaledBackwardError
 from halfstep.records import StepRecord
 
 __all__ = ["StepDriver"]
+
+Batch = TypeVar("Batch")
 
 
 @final
@@ -69,11 +72,13 @@ class StepDriver:
         self._schedulers = tuple(schedulers)
         self._callbacks = tuple(callbacks)
         self._turn = end.turn()
+        self._guard = StepGuard(optimizers, owner=self)
         self.steps = 0
         self.ends_early = False
         self._forget()
 
     def _forget(self) -> None:
+        self._guard.disarm()
         self.micro_batches = 0
         self.unscaled = False
         self._loss: Tensor | None = None
@@ -115,6 +120,21 @@ class StepDriver:
         else:
             self._sync.release()
 
+    def lookahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Passes batches on, and knows when the last one is under way."""
+        try:
+            upcoming = next(batches)
+        except StopIteration:
+            return
+        try:
+            for following in batches:
+                yield upcoming
+                upcoming = following
+            self.ends_early = True
+            yield upcoming
+        finally:
+            self.ends_early = False
+
     def add(self, loss: Tensor, *, divisor: float) -> None:
         """Computes the gradients of one micro-batch and adds them to those of the others.
 
@@ -143,6 +163,7 @@ class StepDriver:
         seen = part.detach()
         self._loss = seen if self._loss is None else self._loss + seen
         self.micro_batches += 1
+        self._guard.arm()
         if self._scaler is not None:
             self._gradients.remember()
             self._scale = self._end.scale_version()
@@ -175,6 +196,18 @@ class StepDriver:
         except BaseException:
             self.abandon()
             raise
+
+    def check_idle(self, call: str) -> None:
+        """Accepts a call that belongs between two steps.
+
+        Raises:
+            StepOrderError: A step is in progress.
+        """
+        if self.micro_batches:
+            raise StepOrderError(
+                f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches, whose gradients would be "
+                "lost. Call it after a step, or end this one with flush()."
+            )
 
     def _check_untouched(self) -> None:
         if self._scaler is not None and not self.unscaled:
@@ -215,6 +248,7 @@ class StepDriver:
         try:
             self._check_untouched()
             self._reduce_held()
+            self._guard.disarm()
             outcome = self._end.take(factor=1.0 if self.unscaled else factor, unscaled=self.unscaled)
         except BaseException as error:
             self.abandon()
@@ -239,6 +273,7 @@ class StepDriver:
             self.micro_batches, self._loss = 0, None
             with torch.enable_grad():
                 compute()
+            self._guard.disarm()
             norm = self._end.judge()
             loss = self._loss
             seen.append((loss, norm))  # type: ignore[arg-type]

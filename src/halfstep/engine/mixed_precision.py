@@ -199,19 +199,11 @@ class MixedPrecision:
         With it, `step()` ends a group of micro-batches that the end of the loader cuts short: its gradients are the mean over those that
         there are, and on several ranks they are reduced once. It holds one batch more than the loop needs.
         """
-        batches = iter(loader)
-        try:
-            upcoming = next(batches)
-        except StopIteration:
-            return
-        try:
-            for following in batches:
-                yield upcoming
-                upcoming = following
-            self._driver.ends_early = True
-            yield upcoming
-        finally:
-            self._driver.ends_early = False
+        return self._driver.lookahead(iter(loader))
+
+    def discard(self) -> None:
+        """Gives up the step in progress, for a loop that leaves out a batch: gradients and buffers are as if it had not begun."""
+        self._driver.abandon()
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of one micro-batch: the loss is divided by `accumulate` and multiplied by the loss scale.
@@ -384,7 +376,7 @@ class MixedPrecision:
         Raises:
             StepOrderError: Micro-batches are pending, whose gradients are no part of it.
         """
-        self._check_between_steps("state_dict()")
+        self._driver.check_idle("state_dict()")
         return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler)
 
     def load_state_dict(self, state: Mapping[str, Any], *, adopt_settings: bool = False) -> None:
@@ -401,13 +393,6 @@ class MixedPrecision:
             InvalidTypeError: It is no dictionary, or an entry is of the wrong type.
             ConfigurationError: An entry is missing or not allowed. Nothing was changed.
         """
-        self._check_between_steps("load_state_dict()")
+        self._driver.check_idle("load_state_dict()")
         self._driver.steps = load_engine_state(state, precision=self.precision, scaler=self.scaler, adopt_settings=adopt_settings)
         self._end.compare_states = True
-
-    def _check_between_steps(self, call: str) -> None:
-        if self._driver.micro_batches:
-            raise StepOrderError(
-                f"{call} was called after {self._driver.micro_batches} of accumulate={self.accumulate} micro-batches, whose gradients "
-                "would be lost. Call it after a step, or end this one with flush()."
-            )
