@@ -166,6 +166,11 @@ def different_scalers(rank: int) -> dict[str, str]:
     if rank == 0:
         amp.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 4.0}})
     found["one load"] = message(lambda: take(amp, batch(rank)))
+    amp = engine(placed("ddp", make_net()), scaler=LossScaler(init_scale=8.0))
+    take(amp, batch(rank))
+    if rank:
+        amp.load_state_dict({**state, "scaler": {**state["scaler"], "_growth_tracker": 5}})
+    found["tracker"] = message(lambda: take(amp, batch(rank)))
     amp = engine(placed("ddp", make_net()), scaler=torch.amp.GradScaler("cpu", init_scale=8.0 * (rank + 1)))
     found["torch"] = message(lambda: take(amp, batch(rank)))
     amp = engine(placed("ddp", make_net()))

@@ -36,8 +36,9 @@ def test_scalers_that_differ_are_told_with_both_states(tmp_path: Path) -> None:
         assert found["start"].startswith("RanksDisagreeError: The loss scalers of the ranks differ")
         assert "rank 0: init_scale=8.0, scale=8.0; rank 1: init_scale=16.0, scale=16.0" in found["start"]
         assert "rank 0: growth_interval=10; rank 1: growth_interval=11" in found["settings"]
-        assert f"the scales go from 8 to 16, that of rank {rank} is {8 * (rank + 1)}" in found["load"]
-        assert f"the scales go from 4 to 8, that of rank {rank} is {4 * (rank + 1)}" in found["one load"]
+        assert f"on rank {rank}: the scales go from 8 to 16 (here {8 * (rank + 1)}). Load" in found["load"]
+        assert f"on rank {rank}: the scales go from 4 to 8 (here {4 * (rank + 1)}). Load" in found["one load"]
+        assert f"on rank {rank}: the growth trackers go from 1 to 5 (here {5 if rank else 1}). Load" in found["tracker"]
         assert "rank 0: scale=8.0; rank 1: scale=16.0" in found["torch"]
         assert found["same"] == "nothing was raised"
 

@@ -172,10 +172,14 @@ class GradientStep:
             _, *bounds = together.tolist()
             largest, smallest = bounds[: len(state)], [-value for value in bounds[len(state) :]]
             if largest != smallest:
+                spread = " and ".join(
+                    f"the {what} from {low:g} to {high:g} (here {own:g})"
+                    for what, low, high, own in zip(("scales go", "growth trackers go"), smallest, largest, state.tolist(), strict=False)
+                    if low != high
+                )
                 raise RanksDisagreeError(
-                    f"The loss scalers of the {ranks.size} ranks have drifted apart: the scales go from {smallest[0]:g} to {largest[0]:g}, "
-                    f"that of rank {ranks.rank} is {state[0].item():g}. Load the same scaler state on every rank, and change a scale on "
-                    "all of them."
+                    f"The loss scalers of the {ranks.size} ranks have drifted apart; on rank {ranks.rank}: {spread}. Load the same scaler "
+                    "state on every rank, and change a scale on all of them."
                 )
 
     def _compare(self, ranks: Ranks) -> None:
