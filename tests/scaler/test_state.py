@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
+from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError, StepOrderError
 from halfstep.scaler import LossScaler, ScalerSettings
 from halfstep.scaler.state import ScalerState
 from tests.scaler.loops import INF, NAN, OPTIMIZERS, backward, iterate, weights
@@ -246,17 +246,33 @@ def test_the_state_is_plain_and_can_be_written_as_json() -> None:
     assert all(not isinstance(value, float) or math.isfinite(value) for value in state.values())
 
 
-def test_a_load_ends_the_iteration_in_progress() -> None:
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_load_in_the_middle_of_an_iteration_is_refused(stepped: bool) -> None:
     scaler, (weight,) = LossScaler("cpu", init_scale=8.0), weights()
     optimizer = OPTIMIZERS["sgd"]([weight])
-    backward(scaler, [weight], INF)
+    backward(scaler, [weight], 1.0)
     scaler.unscale_(optimizer)
-    scaler.load_state_dict(GOOD)
-    loaded = scaler.state_dict()
+    if stepped:
+        scaler.step(optimizer)
+    before = scaler.state_dict()
+    with pytest.raises(StepOrderError, match=r"between unscale_\(\) or step\(\) and update\(\)"):
+        scaler.load_state_dict(GOOD)
+    assert scaler.state_dict() == before
     scaler.update()
-    assert scaler.state_dict() == loaded
-    iterate(scaler, optimizer, 1.0)
-    assert weight.tolist() == [0.5] * 3
+    scaler.load_state_dict(GOOD)
+    assert scaler.get_scale() == GOOD["scale"]
+
+
+def test_a_scale_that_fell_to_zero_can_be_saved_and_loaded() -> None:
+    scaler = LossScaler("cpu", init_scale=2.0**-120, min_scale=0.0)
+    optimizer = OPTIMIZERS["sgd"](weights())
+    for _ in range(40):
+        iterate(scaler, optimizer, INF)
+    twin = LossScaler("cpu", init_scale=2.0**-120, min_scale=0.0)
+    twin.load_state_dict(scaler.state_dict())
+    assert twin.get_scale() == scaler.get_scale() == 0.0
+    with pytest.raises(ConfigurationError, match=r"0\.0 cannot be a loss scale"):
+        LossScaler("cpu").load_state_dict(scaler.state_dict())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd-fused"])

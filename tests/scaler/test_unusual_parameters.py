@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -57,3 +59,26 @@ def test_a_parameter_may_get_its_first_gradient_late() -> None:
         scaler.update()
         assert same(snapshot(made), before) == (factor == INF)
     assert scaler.stats().skips == 2
+
+
+@pytest.fixture
+def double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double_by_default")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fused", [False, True])
+def test_another_default_dtype_changes_nothing(dtype: torch.dtype, fused: bool) -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=dtype))
+    optimizer = torch.optim.SGD([weight], lr=0.5, fused=fused)
+    scaler = LossScaler("cpu", init_scale=8.0, hysteresis=1)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert weight.tolist() == [0.0] * 3
+    assert scaler.stats().skips == 1

@@ -20,14 +20,14 @@ class Verdict:
     """What the gradients of one optimizer were like in one iteration, and what came of it.
 
     Attributes:
-        param_groups: The optimizer's parameter groups, by which a wrapper and the optimizer in it are known to be the same.
+        owner: What stands for the optimizer; it is kept alive, so that nothing else can have its identity.
         found_inf: 0-dimensional float32: 1 if a gradient was not finite, 0 otherwise; `None` when there were no gradients.
         unscaled: Whether the gradients are divided by the scale already.
         stepped: Whether the optimizer's turn to step has come, whatever came of it.
         skipped: Whether the step was not taken; `None` while only the device knows.
     """
 
-    param_groups: Sequence[object]
+    owner: object
     found_inf: Tensor | None = None
     unscaled: bool = False
     stepped: bool = False

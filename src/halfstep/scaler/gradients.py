@@ -115,7 +115,7 @@ def check_finite_(gradients: GradientGroups, *, found_inf: Tensor) -> None:
         >>> found
         tensor(1.)
     """
-    _run(gradients, factor=torch.ones((), device=found_inf.device), found_inf=found_inf)
+    _run(gradients, factor=torch.ones((), dtype=torch.float32, device=found_inf.device), found_inf=found_inf)
 
 
 @torch.no_grad()
@@ -124,6 +124,6 @@ def _run(gradients: GradientGroups, *, factor: Tensor, found_inf: Tensor) -> Non
         if device == found_inf.device:
             check_and_unscale_(tensors, found_inf=found_inf, inverse_scale=factor)
             continue
-        there = torch.zeros((), device=device)
+        there = torch.zeros((), dtype=torch.float32, device=device)
         check_and_unscale_(tensors, found_inf=there, inverse_scale=factor.to(device, non_blocking=True))
         found_inf.copy_(torch.maximum(found_inf, there.to(found_inf.device, non_blocking=True)))

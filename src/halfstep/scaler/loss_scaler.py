@@ -17,7 +17,7 @@ from halfstep.scaler.gradients import check_finite_, collect_gradients, unscale_
 from halfstep.scaler.moving import checked_new_scale, move_scale_
 from halfstep.scaler.settings import ScalerSettings, check_device
 from halfstep.scaler.state import ScalerState
-from halfstep.scaler.stepping import leaves_verdict_on_device, refuse_closure, step_on_device
+from halfstep.scaler.stepping import identity_of, leaves_verdict_on_device, refuse_closure, step_on_device
 
 __all__ = ["LossScaler"]
 
@@ -86,6 +86,7 @@ class LossScaler(torch.amp.GradScaler):
         if not isinstance(enabled, bool):
             raise InvalidTypeError(f"LossScaler(enabled=...) takes True or False, not {enabled!r}.")
         self._device_type = device
+        self._has_scaled = False
         self._enabled = enabled  # By this name, since other libraries read it from a scaler.
         self._settings = ScalerSettings(
             init_scale=init_scale,
@@ -170,10 +171,10 @@ class LossScaler(torch.amp.GradScaler):
         gradients = collect_gradients(optimizer.param_groups)
         if not gradients:
             return
-        if self._scale is None:
+        if not self._has_scaled:
             raise StepOrderError("No loss was scaled yet: call scaler.scale(loss).backward(), in place of loss.backward(), before this.")
         found_inf = self.found_inf(optimizer)
-        unscale_gradients_(gradients, scale=self._scale, found_inf=found_inf)
+        unscale_gradients_(gradients, scale=self.scale_on(found_inf.device), found_inf=found_inf)
         verdict.unscaled = True
         if self._settings.may_fall_below_one:  # Divided by a scale below 1, a finite gradient may have become infinite.
             check_finite_(gradients, found_inf=found_inf)
@@ -189,7 +190,7 @@ class LossScaler(torch.amp.GradScaler):
         verdict = self._verdict(optimizer)
         if verdict.found_inf is None:
             device: torch.device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
-            verdict.found_inf = torch.zeros((), device=self.scale_on(device).device)
+            verdict.found_inf = torch.zeros((), dtype=torch.float32, device=self.scale_on(device).device)
         return verdict.found_inf
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -295,14 +296,15 @@ class LossScaler(torch.amp.GradScaler):
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         # By torch's name for it, because Accelerate calls it after loading a state.
+        self._has_scaled = True
         self._scale = torch.full((), self._state.scale, dtype=torch.float32, device=dev)
         self._growth_tracker = torch.full((), self._state.growth_tracker, dtype=torch.int32, device=dev)
         if self._settings.hysteresis:
             self._tolerance = torch.full((), self._state.tolerance, dtype=torch.int32, device=dev)
 
     def _verdict(self, optimizer: Optimizer) -> Verdict:
-        groups = optimizer.param_groups
-        return self._verdicts.setdefault(id(groups[0]), Verdict(groups))
+        key = identity_of(optimizer)
+        return self._verdicts.setdefault(id(key), Verdict(key))
 
     def _read(self) -> ScalerState:
         """The state now, read from the device at once."""
@@ -372,12 +374,15 @@ class LossScaler(torch.amp.GradScaler):
             adopt_settings: Whether to take over the settings in it, too; by default those of this run stay, other than in torch.
 
         Raises:
+            StepOrderError: An iteration is in progress.
             InvalidTypeError: It is no mapping, or an entry is of the wrong type.
             ConfigurationError: It is empty, as that of a disabled scaler, or an entry is missing or not allowed. Nothing was changed.
         """
         if not self._enabled:
             ScalerState.warn_unused(state_dict)
             return
+        if any(verdict.unscaled or verdict.stepped for verdict in (*self._verdicts.values(), *self._finished)):
+            raise StepOrderError("load_state_dict() was called between unscale_() or step() and update(): call it between iterations.")
         settings, state = ScalerState.parse(state_dict, settings=self._settings, adopt_settings=adopt_settings)
         self._settings = settings
         device = None if self._scale is None else self._scale.device
@@ -387,9 +392,9 @@ class LossScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy goes on from. The iteration in progress is no part of it."""
-        return {"device": self._device_type, "enabled": self._enabled, "settings": self._settings, "state": self._read()}
+        return {"device": self._device_type, "enabled": self._enabled, "kept": (self._settings, self._has_scaled), "state": self._read()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["device"], enabled=state["enabled"])
-        self._settings = state["settings"]
+        self._settings, self._has_scaled = state["kept"]
         self._begin(state["state"])

@@ -70,7 +70,7 @@ class Scaling:
             return self._own.scale_on(device)
         scale = torch_scale(self._scaler)
         if scale is None:
-            self._scaler.scale(torch.ones((), device=device))
+            self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
             scale = torch_scale(self._scaler)
         assert scale is not None
         return scale
@@ -106,15 +106,15 @@ class Scaling:
         checks_only, rechecks = self._kind()
         if scale.device != gradients[0].device or not are_simple(gradients):
             groups = collect_gradients(self.param_groups)
-            self._found = torch.zeros((), device=scale.device)
+            self._found = torch.zeros((), dtype=torch.float32, device=scale.device)
             unscale_gradients_(groups, scale=scale, found_inf=self._found)
             if rechecks:
                 check_finite_(groups, found_inf=self._found)
             return self._found
         # The common case, without a detour: in a small model the detours are what a step takes.
         if self._one is None or self._one.device != scale.device:
-            self._one = torch.ones((), device=scale.device)
-        self._found = torch.zeros((), device=scale.device)
+            self._one = torch.ones((), dtype=torch.float32, device=scale.device)
+        self._found = torch.zeros((), dtype=torch.float32, device=scale.device)
         factor = self._one if checks_only else scale.double().reciprocal().float()
         check_and_unscale_(gradients, found_inf=self._found, inverse_scale=factor)
         if rechecks:
@@ -138,7 +138,7 @@ class Scaling:
     def verdict(self, device: torch.device) -> Tensor:
         """The verdict, for others to write into, also where there are no gradients to judge."""
         if self._found is None:
-            self._found = torch.zeros((), device=self.scale_on(device).device)
+            self._found = torch.zeros((), dtype=torch.float32, device=self.scale_on(device).device)
         return self._found
 
     def check_again(self) -> None:

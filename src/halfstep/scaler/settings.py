@@ -75,7 +75,7 @@ class ScalerSettings:
         self._check_bounds()
 
     def _check_factors(self) -> None:
-        if not (self.growth_factor > 1 and math.isfinite(self.growth_factor)):
+        if not 1 < self.growth_factor <= _LARGEST:
             raise ConfigurationError(
                 f"LossScaler(growth_factor={self.growth_factor!r}): allowed is a finite number above 1. For a scale that stays as it is, "
                 "use static=True."

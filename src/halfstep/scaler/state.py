@@ -86,7 +86,9 @@ class ScalerState:
             for field in fields(cls)
             if field.name != "scale" and _TORCH_NAMES.get(field.name, field.name) in saved
         }
-        scale = check_scale(saved["scale"], named="The scaler's state, entry 'scale'")
+        scale = saved["scale"]
+        if scale != 0 or settings.min_scale:  # Without a floor, a scale can fall so far.
+            scale = check_scale(scale, named="The scaler's state, entry 'scale'")
         state = cls(**{"scale": scale, "tolerance": settings.hysteresis, **cast("dict[str, Any]", counts)})
         return settings, state._within(settings)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep._torch import steps_are_observed, supports_device_verdict
-from halfstep.errors import ConfigurationError
+from halfstep.errors import ConfigurationError, InvalidTypeError
 
-__all__ = ["leaves_verdict_on_device", "refuse_closure", "step_on_device"]
+__all__ = ["identity_of", "leaves_verdict_on_device", "refuse_closure", "step_on_device"]
 
 
 def leaves_verdict_on_device(optimizer: object) -> bool:
@@ -48,6 +48,24 @@ def _has_all_state(optimizer: Optimizer) -> bool:
             if not kept or any(value is None for value in kept.values()):
                 return False
     return True
+
+
+def identity_of(optimizer: object) -> object:
+    """What an optimizer and every wrapper round it have in common: its first parameter.
+
+    Raises:
+        InvalidTypeError: It has no parameters.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> identity_of(torch.optim.SGD([weight])) is weight
+        True
+    """
+    groups = getattr(optimizer, "param_groups", None)
+    first: object = next((parameter for group in groups for parameter in group["params"]), groups[0]) if groups else None
+    if first is None:
+        raise InvalidTypeError(f"A scaler takes an optimizer, or a wrapper round one that has its param_groups, not {optimizer!r:.80}.")
+    return first
 
 
 def step_on_device(optimizer: Optimizer, found_inf: Tensor, *args: Any, **kwargs: Any) -> Any:
