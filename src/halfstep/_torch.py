@@ -24,9 +24,11 @@ __all__ = [
     "foreach_multiply_",
     "foreach_norms",
     "has_found_infs",
+    "is_joining",
     "own_buffers",
     "quiet_profiler",
     "record_found_inf",
+    "reset_data_parallel",
     "reset_sharded",
     "steps_are_observed",
     "supports_device_verdict",
@@ -308,3 +310,21 @@ def reset_sharded(module: Any) -> None:
                 gathered.grad = None
     if getattr(state, "_is_root", False) and hasattr(module, "reset_iter_state"):
         module.reset_iter_state()
+
+
+def reset_data_parallel(module: Any) -> None:
+    """Has a `DistributedDataParallel` module forget a backward pass that broke off; it would refuse the next forward pass otherwise.
+
+    Private: `DistributedDataParallel.reducer` and its `_reset_state`. Seen on torch 2.13; without them nothing happens.
+    """
+    reset = getattr(getattr(module, "reducer", None), "_reset_state", None)
+    if reset is not None:
+        reset()
+
+
+def is_joining(module: Any) -> bool:
+    """Whether a `DistributedDataParallel` module runs inside of its `join()`.
+
+    Private: `DistributedDataParallel._join_config`, which has no public reader. Seen on torch 2.9 to 2.13.
+    """
+    return bool(getattr(getattr(module, "_join_config", None), "enable", False))

@@ -108,8 +108,8 @@ def test_on_an_accelerator_an_unfused_optimizer_waits_once_as_in_torchs_own_loop
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 0)
     model, made, device = make_net(), scaler("cpu"), torch.device("cuda")
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
-    settings: Any = {"ranks": None, "max_grad_norm": 1.0, "max_grad_value": None, "on_host": True, "device": device}
-    end = GradientStep(optimizers=optimizers, gradients=Gradients(optimizers), scaler=made, **settings)
+    settings: Any = {"ranks": None, "max_grad_norm": 1.0, "max_grad_value": None, "on_host": True, "device": device, "setup": {}}
+    end = GradientStep(model=model, optimizers=optimizers, gradients=Gradients(optimizers), scaler=made, **settings)
     loss = loss_of(model, *make_batches(1)[0])
     made.scale(loss).backward()
     with Reads() as reads:

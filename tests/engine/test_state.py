@@ -82,7 +82,16 @@ def test_a_run_that_is_continued_equals_one_that_was_never_stopped(
 def test_a_state_names_its_parts() -> None:
     amp = engine("bf16")
     steps(amp, 0, 3)
-    assert amp.state_dict() == {"precision": "bf16", "steps": 3, "scaler": None}
+    skips = amp.stats().skips
+    assert amp.state_dict() == {
+        "precision": "bf16",
+        "steps": 3,
+        "scaler": None,
+        "counts": {"steps": 3, "skips": skips, "consecutive_skips": amp.stats().consecutive_skips},
+    }
+    twin = engine("bf16")
+    twin.load_state_dict(amp.state_dict())
+    assert twin.stats() == amp.stats()
     amp = engine("fp16")
     steps(amp, 0, 2)
     state = amp.state_dict()

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from halfstep._torch import finish_sharded_backward, reset_sharded
-from halfstep.distributed.kinds import data_parallel_modules, fully_sharded_modules, local_tensor
-from halfstep.distributed.ranks import all_reduce_
+from halfstep._torch import finish_sharded_backward, is_joining, reset_data_parallel, reset_sharded
+from halfstep.distributed.kinds import data_parallel_modules, dtensor_type, fully_sharded_modules, local_tensor
+from halfstep.distributed.ranks import Ranks, all_reduce_
 from halfstep.errors import StepOrderError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["GradientSync"]
+__all__ = ["GradientSync", "gradients_agree"]
 
 # Elements that are reduced at once: the size of the buckets of DistributedDataParallel, 25 MiB, in fp32.
 _BUCKET = 25 * 1024**2 // 4
@@ -79,6 +79,9 @@ class GradientSync:
 
         A collective operation: all ranks of the model call it with the same parameters. It does not change whether gradients are held.
 
+        Ranks that have reached another number of micro-batches reduce in their backward passes instead, which does not fit: where numbers
+        may differ, let the engine know the last one beforehand, with `micro_batches`.
+
         With `DistributedDataParallel` they become the mean over the ranks. Parameters that it was told to ignore, and those that have no
         gradient on any rank, stay as they are; a rank that alone has none gets one. Communication hooks are not called: torch calls them
         only within a backward pass, so these gradients are reduced in their own type, without compression.
@@ -107,9 +110,25 @@ class GradientSync:
 
         Call it on every rank when a step is given up. It is no collective operation.
         """
-        self.release()
-        for module in self._sharded:
-            reset_sharded(module)
+        if self._held:  # Not release(): what has never reduced has not done so now.
+            self._switch(reducing=True)
+            self._held = False
+        for sharded in self._sharded:
+            reset_sharded(sharded)
+        for module in self._data_parallel:
+            reset_data_parallel(module)
+
+    def check_no_join(self) -> None:
+        """Accepts a model outside of `DistributedDataParallel.join()`, which shadows the reductions of a model and knows no others.
+
+        Raises:
+            StepOrderError: It is inside.
+        """
+        if any(map(is_joining, self._data_parallel)):
+            raise StepOrderError(
+                "An engine cannot step inside of model.join(): ranks that have run out of data would miss what the others agree on. Give "
+                "every rank the same number of steps, for example with a DistributedSampler."
+            )
 
     def _finish_sharded(self) -> None:
         for module in self._sharded:
@@ -124,6 +143,25 @@ class GradientSync:
             module.require_backward_grad_sync = reducing or id(module) in self._not_yet
         for sharded in self._sharded:
             sharded.set_requires_gradient_sync(reducing, recurse=False)
+
+
+def gradients_agree(model: nn.Module, parameters: Iterable[nn.Parameter], *, ranks: Ranks) -> bool:
+    """Whether all gradients, once reduced, are the same on all ranks, or parts of the same, so that all compute the same norm.
+
+    They are not where a `DistributedDataParallel` leaves parameters alone, nor where a mesh spans only some of the ranks.
+    """
+    reduced = {
+        id(parameter)
+        for module in data_parallel_modules(model)
+        if dist.get_world_size(module.process_group) == ranks.size
+        for parameter in _reduced_by(module)
+    }
+    kind = dtensor_type()
+    return all(
+        parameter.device_mesh.size() == ranks.size if kind is not None and isinstance(parameter, kind) else id(parameter) in reduced
+        for parameter in parameters
+        if parameter.requires_grad
+    )
 
 
 def _reduced_by(module: DistributedDataParallel) -> Iterator[nn.Parameter]:

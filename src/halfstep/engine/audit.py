@@ -15,7 +15,7 @@ from halfstep.hardware import native_precisions
 from halfstep.records import Precision
 from halfstep.scaler import LossScaler
 
-__all__ = ["check_no_autocast", "check_parameters", "check_scaler_device", "check_weights", "warn_of_emulation"]
+__all__ = ["check_no_autocast", "check_not_stale", "check_parameters", "check_scaler_device", "check_weights", "warn_of_emulation"]
 
 
 def check_weights(model: nn.Module) -> None:
@@ -25,6 +25,11 @@ def check_weights(model: nn.Module) -> None:
         ConfigurationError: A trainable parameter is stored in half precision, where small updates are lost.
     """
     for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ConfigurationError(
+                f"The parameter {name!r} has no shape yet, as in lazy modules before their first batch. Run one batch through the model, "
+                "and make the optimizer and the engine after that."
+            )
         if parameter.requires_grad and parameter.is_floating_point() and parameter.element_size() < 4:
             raise ConfigurationError(
                 f"The trainable parameter {name!r} is {parameter.dtype}. Mixed precision keeps trainable parameters in fp32 and lowers the "
@@ -40,14 +45,35 @@ def check_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     is a warning.
 
     Raises:
-        ConfigurationError: An optimizer holds parameters that are not the model's, and trainable ones of the model's are missing.
+        ConfigurationError: An optimizer holds parameters that are not the model's, and trainable ones of the model's are missing; or one
+            parameter is in it twice.
     """
     own = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    held = [(where, parameter) for optimizer in optimizers for where, parameter in _places(optimizer)]
-    _check_once_each(held, own)
+    _check_once_each([place for optimizer in optimizers for place in _places(optimizer)], own)
+    what = check_not_stale(model, optimizers)
+    if what:
+        warnings.warn(
+            f"{what} If they belong to a loss function or another part that is trained as well, put it and the model into one "
+            "nn.ModuleList and pass that as the model; otherwise make the optimizer from model.parameters().",
+            HalfstepWarning,
+            stacklevel=3,
+        )
+
+
+def check_not_stale(model: nn.Module, optimizers: Sequence[Optimizer]) -> str:
+    """Accepts optimizers that were made for the model as it is now.
+
+    Returns:
+        What they hold beside its parameters, in a sentence; empty when it is nothing.
+
+    Raises:
+        ConfigurationError: They hold other parameters, and trainable ones of the model's are missing.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [place for optimizer in optimizers for place in _places(optimizer)]
     foreign = [(where, parameter) for where, parameter in held if id(parameter) not in own]
     if not foreign:
-        return
+        return ""
     where, parameter = foreign[0]
     what = (
         f"{len(foreign)} of the optimizer's {len(held)} parameters are not the model's; the first is {where}, of shape "
@@ -61,12 +87,7 @@ def check_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             "model, or before this one was rebuilt, resized or sharded with fully_shard, make it from model.parameters() afterwards. If it "
             "also holds parameters of a loss function, put the model and that into one nn.ModuleList, and pass the list as the model."
         )
-    warnings.warn(
-        f"{what} If they belong to a loss function or another part that is trained as well, put it and the model into one nn.ModuleList "
-        "and pass that as the model; otherwise make the optimizer from model.parameters().",
-        HalfstepWarning,
-        stacklevel=3,
-    )
+    return what
 
 
 def _places(optimizer: Optimizer) -> list[tuple[str, Tensor]]:

@@ -61,6 +61,24 @@ class BufferGuard:
                     kept.value.copy_(kept.buffer)
                     kept.version = version_of(kept.buffer)
 
+    def rescue(self, found_inf: Tensor | None = None) -> None:
+        """Puts back what is not finite now and was before, where nobody said when the forward pass began.
+
+        What was remembered may be older than the step, and somebody may have written to the buffers since: only what an overflow did is
+        taken back. The host waits for nothing.
+
+        Args:
+            found_inf: 0-dimensional, 0 or 1: nothing is done where it is 0; `None` for 1.
+        """
+        with torch.no_grad():
+            for kept in self._kept:
+                current = kept.current()
+                if kept.value is None or not isinstance(current, Tensor) or current.shape != kept.value.shape:
+                    continue
+                if current.is_floating_point() and current is kept.buffer:
+                    bad = ~current.isfinite() & kept.value.isfinite()
+                    current.copy_(torch.where(bad if found_inf is None else bad & (found_inf > 0), kept.value, current))
+
     def put_back(self) -> None:
         """Gives each buffer the value that was remembered; one that a module has exchanged is put in its place again."""
         with torch.no_grad():
@@ -68,6 +86,8 @@ class BufferGuard:
                 if kept.current() is not kept.buffer:
                     setattr(kept.module, kept.name, kept.buffer)
                 if kept.value is not None and (kept.small or version_of(kept.buffer) != kept.version):
+                    if kept.buffer.shape != kept.value.shape:  # Somebody gave it other data.
+                        kept.buffer.data = kept.value.clone()
                     kept.buffer.copy_(kept.value)
                     kept.version = version_of(kept.buffer)
 
@@ -97,7 +117,7 @@ class BufferGuard:
 
     def _is_current(self) -> bool:
         """Whether the buffers are still those that there is room for: modules may exchange, add and remove them."""
-        return buffer_count(self._modules) == self._count and all(kept.current() is kept.buffer for kept in self._kept)
+        return buffer_count(self._modules) == self._count and all(map(_Kept.is_current, self._kept))
 
     def _renew(self) -> None:
         self._modules = [*self._model.modules()]
@@ -131,10 +151,14 @@ class _Kept:
         """What is in the place now."""
         return getattr(self.module, self.name, None)
 
+    def is_current(self) -> bool:
+        """Whether the same buffer is in the place, in the same shape."""
+        return self.current() is self.buffer and (self.value is None or self.buffer.shape == self.value.shape)
+
     def can_be_put_back_on_device(self) -> bool:
         """Whether it is the same buffer still, or one that can be compared element by element."""
         current = self.current()
-        if current is self.buffer:
+        if current is self.buffer and self.is_current():
             return True
         return isinstance(current, Tensor) and self.value is not None and current.shape == self.value.shape
 

@@ -40,7 +40,7 @@ class StepDriver:
         accumulate: Micro-batches in one step.
         scaler: What losses are multiplied with; `None` where they are not scaled.
         ranks: The processes that train together; `None` when this one trains alone.
-        buffers: The guard of the model's buffers; `None` when they are not put back.
+        guards_buffers: Whether a skipped step puts the model's buffers back.
         schedulers: They move with each step that is taken.
         callbacks: They are called after each step that is taken.
     """
@@ -56,7 +56,7 @@ class StepDriver:
         accumulate: int,
         scaler: torch.amp.GradScaler | None,
         ranks: Ranks | None,
-        buffers: BufferGuard | None,
+        guards_buffers: bool,
         schedulers: Sequence[Scheduler],
         callbacks: Sequence[Callable[[StepRecord], object]],
     ) -> None:
@@ -68,7 +68,10 @@ class StepDriver:
         self._accumulate = accumulate
         self._scaler = scaler
         self._sync = None if ranks is None else GradientSync(model)
-        self._buffers = buffers
+        self._guards_buffers = guards_buffers
+        self._buffers = BufferGuard.of(model) if guards_buffers else None
+        if self._buffers is not None:
+            self._buffers.remember()
         self._schedulers = tuple(schedulers)
         self._callbacks = tuple(callbacks)
         self._turn = end.turn()
@@ -91,11 +94,6 @@ class StepDriver:
     def is_complete(self) -> bool:
         """Whether no micro-batch is missing."""
         return self.micro_batches >= self._accumulate or self.ends_early
-
-    @property
-    def _factor(self) -> float:
-        """What makes the mean over the micro-batches that there are of gradients that were divided by `accumulate`."""
-        return self._accumulate / self.micro_batches
 
     def start(self) -> None:
         """The first forward pass of a step is about to begin; nothing happens if it has begun."""
@@ -122,6 +120,7 @@ class StepDriver:
 
     def lookahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Passes batches on, and knows when the last one is under way."""
+        self.check_idle("micro_batches()")
         try:
             upcoming = next(batches)
         except StopIteration:
@@ -143,6 +142,8 @@ class StepDriver:
             divisor: What its gradients are divided by.
         """
         check_loss(loss)
+        if self._sync is not None:
+            self._sync.check_no_join()
         if self._started is None:  # The forward pass ran in an autocast region that is not this engine's.
             self._started = time.perf_counter()
         part = loss if divisor == 1 else loss / divisor
@@ -206,7 +207,7 @@ class StepDriver:
         if self.micro_batches:
             raise StepOrderError(
                 f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches, whose gradients would be "
-                "lost. Call it after a step, or end this one with flush()."
+                "lost. Call it after a step, end this one with flush(), or give it up with discard()."
             )
 
     def _check_untouched(self) -> None:
@@ -225,10 +226,8 @@ class StepDriver:
         try:
             self._check_untouched()
             self._reduce_held()
-            if self._end.scaling is not None:
-                self._end.scaling.unscale(self._gradients.tensors())
-            if self._factor != 1:  # Whoever looks at them or clips them shall have the mean.
-                self._gradients.multiply(self._factor)
+            # Whoever looks at them or clips them shall have the mean.
+            self._end.unscale(self._gradients.tensors(), factor=self._end.factor(self.micro_batches, of=self._accumulate))
         except BaseException:
             self.abandon()
             raise
@@ -244,18 +243,19 @@ class StepDriver:
         loss, started, lr = self._loss, self._started, current_lr(self._optimizer)
         assert loss is not None
         assert started is not None
-        factor = self._factor
+        share = self._accumulate / self.micro_batches
         try:
             self._check_untouched()
             self._reduce_held()
             self._guard.disarm()
-            outcome = self._end.take(factor=1.0 if self.unscaled else factor, unscaled=self.unscaled)
+            factor = 1.0 if self.unscaled else self._end.factor(self.micro_batches, of=self._accumulate)
+            outcome = self._end.take(factor=factor, unscaled=self.unscaled)
         except BaseException as error:
             self.abandon()
             if isinstance(error, ConfigurationError):
                 check_weights(self._model)  # It names a parameter that was made half since the engine was.
             raise
-        return self._conclude(outcome, loss=loss if factor == 1 else loss * factor, lr=lr, started=started)
+        return self._conclude(outcome, loss=loss if share == 1 else loss * share, lr=lr, started=started)
 
     def finish_with_closure(self, compute: Callable[[], None], *, kind: ClosureKind) -> StepRecord:
         """A whole step of an optimizer that computes gradients several times.
@@ -292,22 +292,34 @@ class StepDriver:
 
     def _conclude(self, outcome: Outcome, *, loss: Tensor, lr: float | Tensor, started: float) -> StepRecord:
         self.steps += 1
-        if self._buffers is not None and self._buffers_remembered and outcome.skipped is not False:
-            if outcome.skipped or outcome.found_inf is None:
-                self._buffers.put_back()
-            else:
-                self._buffers.put_back_if(outcome.found_inf)
+        self._settle_buffers(outcome)
         self._gradients.clear()
         self._forget()
         record = self._recorder.record(outcome, step=self.steps, loss=loss, lr=lr, started=started)
         if self._turn is not None:
             self._turn.end()
-        if outcome.skipped is False:
+        if outcome.skipped is False and not outcome.empty:
             for scheduler in self._schedulers:
                 scheduler.step()
             for callback in self._callbacks:
                 callback(record)
         return record
+
+    def _settle_buffers(self, outcome: Outcome) -> None:
+        if self._buffers is None:
+            if self.steps == 1 and self._guards_buffers:  # The first forward pass may have made some.
+                self._buffers = BufferGuard.of(self._model)
+            return
+        if outcome.skipped is not False:
+            known = outcome.skipped or outcome.found_inf is None
+            if not self._buffers_remembered:
+                self._buffers.rescue(None if known else outcome.found_inf)
+            elif known:
+                self._buffers.put_back()
+            elif outcome.found_inf is not None:
+                self._buffers.put_back_if(outcome.found_inf)
+        if not self._buffers_remembered:  # The next forward pass may begin unseen, too.
+            self._buffers.remember()
 
     def abandon(self) -> None:
         """Undoes what the step in progress did so far."""

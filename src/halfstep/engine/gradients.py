@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep._torch import version_of
-from halfstep.distributed import clip_, total_norm
-from halfstep.errors import UnscaledBackwardError
+from halfstep.distributed import Ranks, clip_, total_norm
+from halfstep.errors import ConfigurationError, UnscaledBackwardError
 
 __all__ = ["Gradients"]
 
@@ -41,6 +41,10 @@ class Gradients:
             for parameter in group["params"]
             if (gradient := parameter.grad) is not None
         ]
+
+    def are_missing(self) -> bool:
+        """Whether no parameter has one."""
+        return all(parameter.grad is None for parameter in self.parameters())
 
     def clear(self) -> None:
         """Does what `zero_grad()` does, without its entry in torch's profiler, which takes longer than all else that an engine adds."""
@@ -77,28 +81,45 @@ class Gradients:
                     "amp.unscale_gradients() first. They were cleared; nothing was stepped."
                 )
 
-    def clip(self, gradients: list[Tensor], *, max_norm: float | None, max_value: float | None) -> Tensor | None:
+    def clip(
+        self, gradients: list[Tensor], *, max_norm: float | None, max_value: float | None, ranks: Ranks | None = None
+    ) -> Tensor | None:
         """Clips by norm, then by value, and returns the norm from before, 0-dimensional; `None` when no norm was asked for.
 
         Args:
             gradients: All that there are, as from `tensors`.
             max_norm: The L2 norm of all gradients to clip to; infinity only measures it.
             max_value: What each element is clamped to, from minus to plus.
+            ranks: Those whose norms may differ, so that all have to clip by the largest; `None` where they cannot.
+
+        Raises:
+            ConfigurationError: A gradient is sparse, or complex where elements are clamped, which torch cannot clip.
         """
+        for gradient in gradients:
+            if gradient.layout is not torch.strided or (max_value is not None and gradient.is_complex()):
+                kind = "complex" if gradient.is_complex() else "sparse"
+                raise ConfigurationError(
+                    f"The gradient of a parameter of shape {tuple(gradient.shape)} is {kind}, and torch cannot clip it. Leave out "
+                    "max_grad_norm and max_grad_value, give that parameter to an engine of its own, or make its gradient dense."
+                )
         norm = None
         if max_norm is not None:
             norm = total_norm(gradients)
+            if ranks is not None:
+                ranks.maximize_(norm)
             if not math.isinf(max_norm):  # To clip to infinity would turn gradients whose norm overflows into NaN.
                 clip_(gradients, max_norm=max_norm, norm=norm)
         if max_value is not None:
-            # torch's function cannot take DTensors together with others.
-            nn.utils.clip_grad_value_([parameter for parameter in self.parameters() if type(parameter.grad) is Tensor], max_value)
+            # torch's function cannot take DTensors, nor nothing.
+            plain = [parameter for parameter in self.parameters() if type(parameter.grad) is Tensor]
+            if plain:
+                nn.utils.clip_grad_value_(plain, max_value)
             for gradient in gradients:
                 if type(gradient) is not Tensor:
                     gradient.clamp_(-max_value, max_value)
         return norm
 
-    def multiply(self, factor: float) -> None:
+    def multiply(self, factor: float | Tensor) -> None:
         """Multiplies all gradients by a number."""
         with torch.no_grad():
             for gradient in self.tensors():

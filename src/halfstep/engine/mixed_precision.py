@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from halfstep.batch import map_tensors, split_batch
 from halfstep.distributed import ranks_of
 from halfstep.engine.audit import check_no_autocast, check_parameters, check_weights, warn_of_emulation
-from halfstep.engine.buffers import BufferGuard
 from halfstep.engine.closures import closure_kind
 from halfstep.engine.driver import StepDriver
 from halfstep.engine.gradient_step import GradientStep
 from halfstep.engine.gradients import Gradients
 from halfstep.engine.recording import Recorder
+from halfstep.engine.region import Region
 from halfstep.engine.setup import (
     Scheduler,
     as_callbacks,
@@ -26,6 +26,7 @@ from halfstep.engine.setup import (
     check_clipping,
     check_closure,
     check_counts,
+    check_switches,
     checking_scaler,
     model_device,
     settle_scaler,
@@ -33,7 +34,6 @@ from halfstep.engine.setup import (
 from halfstep.engine.state import engine_state, load_engine_state
 from halfstep.errors import ConfigurationError, InvalidTypeError, StepOrderError
 from halfstep.hardware import resolve_precision
-from halfstep.policy import DTYPES
 from halfstep.randomness import RandomState
 from halfstep.records import ScalerStats, StepRecord
 from halfstep.scaler import LossScaler
@@ -72,15 +72,14 @@ class MixedPrecision:
         optimizer: The optimizer over its parameters; or several, which step together, or not at all.
         precision: `fp32`, `bf16`, `fp16`, or `auto` for the fastest that the device computes in hardware, bf16 before fp16.
         scheduler: A learning-rate scheduler, or several, that move once per step that is taken.
-        max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` only measures the norm; `None` does
-            neither.
+        max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` only measures it; `None` does neither.
         max_grad_value: Then each element is clamped to between minus this value and this value; `None` for no clamping.
         accumulate: Micro-batches in one step. `train_step` splits its batch into so many; `backward` expects so many calls.
         scaler: The loss scaler for fp16; `None` for a `LossScaler` with its defaults.
         on_step: A function, or several, to call after each step that is taken, such as an EMA's update; with the step's record if it has a
-            parameter for it.
+            positional parameter without a default.
         retries: How many times `train_step` tries a skipped step again, with the same batch and random numbers and the scale that the skip
-            has lowered. Each try counts as a step.
+            has lowered. Each try counts as a step. A batch that `fn` writes to is tried as it left it.
         skip_nonfinite: Whether fp32 and bf16 steps are skipped, too, when their gradients are not finite. To know it, the host waits for
             the device in each step unless the optimizer is fused.
         restore_buffers: Whether a skipped step puts buffers back, such as the statistics of batch normalization, which its forward pass
@@ -129,10 +128,12 @@ class MixedPrecision:
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.device = model_device(model)
+        self.ranks = ranks_of(model, process_group=process_group)  # It gathers no parameters, and scatters those that are gathered.
         check_weights(model)
         optimizers = as_optimizers(optimizer)
         check_parameters(model, optimizers)
         check_clipping(max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
+        check_switches(skip_nonfinite=skip_nonfinite, restore_buffers=restore_buffers, closure=closure)
         check_counts(accumulate=accumulate, retries=retries, max_consecutive_skips=max_consecutive_skips)
         self.model = model
         self.optimizers = optimizers
@@ -147,14 +148,13 @@ class MixedPrecision:
             scaler, requested=precision, precision=self.precision, device=self.device, max_consecutive_skips=max_consecutive_skips
         )
         warn_of_emulation(self.precision, device=self.device)
-        self.ranks = ranks_of(model, process_group=process_group)
         self._closure = closure_kind(optimizers, closure=closure)
         check_closure(self._closure, optimizers=optimizers, ranks=self.ranks)
-        self._counting = self.scaler
-        if self._counting is None and skip_nonfinite:
-            self._counting = checking_scaler(max_consecutive_skips=max_consecutive_skips)
-        schedulers, callbacks, gradients = as_schedulers(scheduler), as_callbacks(on_step), Gradients(optimizers)
+        self._checker = checking_scaler(max_consecutive_skips=max_consecutive_skips) if self.scaler is None and skip_nonfinite else None
+        self._counting = self.scaler or self._checker
+        schedulers, callbacks, gradients = as_schedulers(scheduler, optimizers=optimizers), as_callbacks(on_step), Gradients(optimizers)
         self._end = GradientStep(
+            model=model,
             optimizers=optimizers,
             gradients=gradients,
             scaler=self._counting,
@@ -164,6 +164,7 @@ class MixedPrecision:
             # A schedule and callbacks follow at once. Who wants none of them waits for nothing.
             on_host=bool(schedulers or callbacks or retries),
             device=self.device,
+            setup={"precision": self.precision, "accumulate": accumulate, "retries": retries, "optimizers": len(optimizers)},
         )
         self._driver = StepDriver(
             model=model,
@@ -174,7 +175,7 @@ class MixedPrecision:
             accumulate=accumulate,
             scaler=self.scaler,
             ranks=self.ranks,
-            buffers=BufferGuard.of(model) if restore_buffers and self._counting is not None else None,
+            guards_buffers=restore_buffers and self._counting is not None,
             schedulers=schedulers,
             callbacks=callbacks,
         )
@@ -185,13 +186,14 @@ class MixedPrecision:
         With fp32 it is a region with autocast switched off. Each call makes a new object, since one such object can be neither nested
         nor shared by threads. In an evaluation, put `torch.no_grad()` around it rather than inside it: then its time does not count as a
         part of the next step.
+
+        An exception in a region gives up the step in progress: what the forward pass wrote into buffers is put back.
         """
-        if torch.is_grad_enabled():  # Without gradients it is an evaluation, which belongs to no step.
+        trains = torch.is_grad_enabled()  # Without gradients it is an evaluation, which belongs to no step.
+        if trains:
             self._driver.start()
             self._driver.hold_until_last()
-        if self.precision == "fp32":
-            return torch.autocast(self.device.type, enabled=False)
-        return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
+        return Region(self.device.type, precision=self.precision, on_error=self._driver.abandon if trains else None)
 
     def micro_batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, one after the other, with the knowledge which of them is the last.
@@ -286,11 +288,7 @@ class MixedPrecision:
 
         An exception in `fn` passes through; the gradients are cleared, and the next step starts afresh.
         """
-        if self._driver.micro_batches:
-            raise StepOrderError(
-                f"train_step() was called after {self._driver.micro_batches} of accumulate={self.accumulate} micro-batches by hand. "
-                "Finish them with backward() and step(), or use train_step() alone: it splits its batch itself."
-            )
+        self._driver.check_idle("train_step()")
         if not callable(fn):
             raise InvalidTypeError(f"train_step(fn, *batch) takes the function that computes the loss first, not a {type(fn).__name__}.")
         check_no_autocast(self.device, call="train_step()")
@@ -377,7 +375,7 @@ class MixedPrecision:
             StepOrderError: Micro-batches are pending, whose gradients are no part of it.
         """
         self._driver.check_idle("state_dict()")
-        return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler)
+        return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler, checker=self._checker)
 
     def load_state_dict(self, state: Mapping[str, Any], *, adopt_settings: bool = False) -> None:
         """Goes on from a state; the precision may be another than it was saved in, which is said in a warning.
@@ -394,5 +392,7 @@ class MixedPrecision:
             ConfigurationError: An entry is missing or not allowed. Nothing was changed.
         """
         self._driver.check_idle("load_state_dict()")
-        self._driver.steps = load_engine_state(state, precision=self.precision, scaler=self.scaler, adopt_settings=adopt_settings)
+        self._driver.steps = load_engine_state(
+            state, precision=self.precision, scaler=self.scaler, checker=self._checker, adopt_settings=adopt_settings
+        )
         self._end.compare_states = True

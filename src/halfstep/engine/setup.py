@@ -29,6 +29,7 @@ __all__ = [
     "check_closure",
     "check_counts",
     "check_loss",
+    "check_switches",
     "checking_scaler",
     "model_device",
     "settle_scaler",
@@ -96,17 +97,28 @@ def check_closure(kind: ClosureKind, *, optimizers: Sequence[Optimizer], ranks: 
         )
 
 
-def as_schedulers(scheduler: Scheduler | Sequence[Scheduler] | None) -> tuple[Scheduler, ...]:
+def as_schedulers(scheduler: Scheduler | Sequence[Scheduler] | None, *, optimizers: Sequence[Optimizer]) -> tuple[Scheduler, ...]:
     """The schedulers that move with each step that is taken.
+
+    Args:
+        scheduler: One, several or none.
+        optimizers: The engine's.
 
     Raises:
         InvalidTypeError: One has no `step` method.
-        ConfigurationError: One moves by a metric.
+        ConfigurationError: One moves by a metric, or schedules another optimizer.
     """
     given: Any = scheduler
     several = () if given is None else given if isinstance(given, list | tuple) else (given,)
     for each in several:
         _check_scheduler(each)
+        scheduled = getattr(each, "optimizer", None)
+        own = {id(group) for optimizer in optimizers for group in optimizer.param_groups}  # A wrapper shares those of what is in it.
+        if isinstance(scheduled, Optimizer) and not any(id(group) in own for group in scheduled.param_groups):
+            raise ConfigurationError(
+                f"The {type(each).__name__} schedules another {type(scheduled).__name__} than this engine steps: its learning rate would "
+                "never move. Make the scheduler from the optimizer that is passed here."
+            )
     return tuple(several)
 
 
@@ -125,17 +137,38 @@ def as_callbacks(on_step: Callable[..., object] | Sequence[Callable[..., object]
 
 
 def _takes_record(callback: Callable[..., object]) -> bool:
-    """Whether a function has a positional parameter without a default, which the record is for."""
+    """Whether a function has a positional parameter without a default, which the record is for.
+
+    Raises:
+        InvalidTypeError: It has more of them, or others that nothing is passed for.
+    """
     try:
         parameters = inspect.signature(callback).parameters.values()
     except (TypeError, ValueError):  # Some built-in functions do not tell.
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each for each in parameters if each.default is inspect.Parameter.empty and each.kind not in variable]
+    if len(needed) > 1 or any(each.kind is inspect.Parameter.KEYWORD_ONLY for each in needed):
+        listed = ", ".join(each.name for each in needed)
+        raise InvalidTypeError(
+            f"MixedPrecision(on_step=...) takes functions of nothing, or of the step's record alone; {callback!r} also needs {listed}."
+        )
+    return bool(needed)
 
 
 def _without_record(callback: Callable[..., object]) -> Callable[[StepRecord], object]:
     return lambda _: callback()
+
+
+def check_switches(**switches: object) -> None:
+    """Accepts `True` and `False`.
+
+    Raises:
+        InvalidTypeError: One is something else.
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise InvalidTypeError(f"MixedPrecision({name}=...) takes True or False, not {value!r}.")
 
 
 def _check_scheduler(scheduler: object) -> None:
@@ -144,7 +177,7 @@ def _check_scheduler(scheduler: object) -> None:
             "ReduceLROnPlateau moves by a metric, not by a step. Leave it out of MixedPrecision and call "
             "scheduler.step(validation_loss) yourself after each validation."
         )
-    if not callable(getattr(scheduler, "step", None)):
+    if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise InvalidTypeError(f"MixedPrecision(scheduler=...) takes an object with a step() method, not a {type(scheduler).__name__}.")
 
 

@@ -15,18 +15,43 @@ from halfstep.scaler import LossScaler
 __all__ = ["engine_state", "load_engine_state"]
 
 
-def engine_state(*, precision: Precision, steps: int, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
-    """The state of an engine between two steps."""
-    return {"precision": precision, "steps": steps, "scaler": None if scaler is None else scaler.state_dict()}
+def engine_state(*, precision: Precision, steps: int, scaler: torch.amp.GradScaler | None, checker: LossScaler | None) -> dict[str, Any]:
+    """The state of an engine between two steps.
+
+    Args:
+        precision: The engine's.
+        steps: How many it has taken or skipped.
+        scaler: What its losses are scaled with.
+        checker: What counts its skips where losses are not scaled.
+    """
+    counting = scaler if isinstance(scaler, LossScaler) else checker
+    return {
+        "precision": precision,
+        "steps": steps,
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "counts": None if counting is None else _counts(counting.state_dict()),
+    }
 
 
-def load_engine_state(state: object, *, precision: Precision, scaler: torch.amp.GradScaler | None, adopt_settings: bool) -> int:
+def _counts(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: state[name] for name in ("steps", "skips", "consecutive_skips") if name in state}
+
+
+def load_engine_state(
+    state: object,
+    *,
+    precision: Precision,
+    scaler: torch.amp.GradScaler | None,
+    checker: LossScaler | None,
+    adopt_settings: bool,
+) -> int:
     """Loads the scaler's part of a state, and returns the number of steps.
 
     Args:
         state: As from `engine_state`.
         precision: The engine's, which may be another than the state's.
         scaler: The engine's.
+        checker: What counts the engine's skips where losses are not scaled.
         adopt_settings: Whether the scaler takes over the settings in the state, too.
 
     Raises:
@@ -47,17 +72,26 @@ def load_engine_state(state: object, *, precision: Precision, scaler: torch.amp.
         raise InvalidTypeError(f"The engine's state, entry 'steps', is a whole number, not {steps!r}.")
     if steps < 0:
         raise ConfigurationError(f"The engine's state, entry 'steps', is {steps}; allowed are whole numbers from 0.")
-    saved = state["scaler"]
-    if scaler is None:
-        if saved:
-            _say(f"The state was saved in {state['precision']} with loss scaling; {precision} here needs none, so the scale is set aside.")
-    elif not saved:
-        _say(f"The state was saved in {state['precision']} without loss scaling; {precision} here starts with a fresh loss scale.")
+    saved, counts = state["scaler"], state.get("counts")
+    if not isinstance(counts, Mapping | None):
+        raise InvalidTypeError(f"The engine's state, entry 'counts', is a dictionary or None, not {counts!r}.")
+    if checker is not None and counts:
+        checker.load_state_dict({**checker.state_dict(), **_counts(counts)})
+    if scaler is not None:
+        _load_scaler(scaler, saved, precisions=(state["precision"], precision), adopt_settings=adopt_settings)
+    elif saved:
+        _say(f"The state was saved in {state['precision']} with loss scaling; {precision} here needs none, so the scale is set aside.")
+    return steps
+
+
+def _load_scaler(scaler: torch.amp.GradScaler, saved: Any, *, precisions: tuple[str, str], adopt_settings: bool) -> None:
+    then, now = precisions
+    if not saved:
+        _say(f"The state was saved in {then} without loss scaling; {now} here starts with a fresh loss scale.", stacklevel=5)
     elif isinstance(scaler, LossScaler):
         scaler.load_state_dict(saved, adopt_settings=adopt_settings)
     else:
         scaler.load_state_dict(_for_torch(saved, scaler=scaler, adopt_settings=adopt_settings))
-    return steps
 
 
 def _for_torch(saved: object, *, scaler: torch.amp.GradScaler, adopt_settings: bool) -> dict[str, Any]:
@@ -77,5 +111,5 @@ def _for_torch(saved: object, *, scaler: torch.amp.GradScaler, adopt_settings: b
     return {**saved, **settings, "_growth_tracker": min(saved["_growth_tracker"], scaler.get_growth_interval() - 1)}
 
 
-def _say(what: str) -> None:
-    warnings.warn(what, HalfstepWarning, stacklevel=4)
+def _say(what: str, *, stacklevel: int = 4) -> None:
+    warnings.warn(what, HalfstepWarning, stacklevel=stacklevel)

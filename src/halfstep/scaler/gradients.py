@@ -93,17 +93,19 @@ def _plain(gradient: Tensor) -> Tensor:
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
-def unscale_gradients_(gradients: GradientGroups, *, scale: Tensor, found_inf: Tensor) -> None:
+def unscale_gradients_(gradients: GradientGroups, *, scale: Tensor, found_inf: Tensor, factor: Tensor | None = None) -> None:
     """Divides the gradients by the scale, in place, and sets `found_inf` to 1 if one of them was not finite before.
 
     Args:
         gradients: As from `collect_gradients`.
         scale: 0-dimensional float32.
         found_inf: 0-dimensional float32 on the scale's device, 0 or 1.
+        factor: What they are multiplied by besides, 0-dimensional float32; `None` for 1.
 
     Source: `torch.amp.GradScaler`, whose arithmetic this follows bit for bit: the reciprocal is taken in float64 and rounded.
     """
-    _run(gradients, factor=scale.double().reciprocal().float(), found_inf=found_inf)
+    inverse = scale.double().reciprocal().float()
+    _run(gradients, factor=inverse if factor is None else inverse * factor, found_inf=found_inf)
 
 
 def check_finite_(gradients: GradientGroups, *, found_inf: Tensor) -> None:

@@ -259,7 +259,7 @@ class LossScaler(torch.amp.GradScaler):
             self._set_scale(new_scale)
         elif not self._settings.static and (founds := [each.found_inf for each in verdicts if each.found_inf is not None]):
             found_inf = founds[0] if len(founds) == 1 else torch.stack(founds).amax()
-            scale, tracker = self.scale_on(found_inf.device), self.growth_tracker_on(found_inf.device)
+            scale, tracker = self.scale_on(found_inf.device), cast("Tensor", self._growth_tracker)
             move_scale_(scale, growth_tracker=tracker, tolerance=self._tolerance, found_inf=found_inf, settings=self._settings)
         self.discard()
         reached = self._counts.add(verdicts)
@@ -289,10 +289,10 @@ class LossScaler(torch.amp.GradScaler):
             self._lazy_init_scale_growth_tracker(device)
         return cast("Tensor", self._scale)
 
-    def growth_tracker_on(self, device: torch.device) -> Tensor:
-        """The tensor that holds the number of updates without a skip since the scale last moved, 0-dimensional int32."""
+    def counters_on(self, device: torch.device) -> list[Tensor]:
+        """What else moves with the scale, 0-dimensional float32 each: the growth tracker, and with hysteresis the skips still tolerated."""
         self.scale_on(device)
-        return cast("Tensor", self._growth_tracker)
+        return [tensor.float() for tensor in (self._growth_tracker, self._tolerance) if tensor is not None]
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         # By torch's name for it, because Accelerate calls it after loading a state.

@@ -76,9 +76,9 @@ class Scaling:
         return scale
 
     def state_on(self, device: torch.device) -> Tensor:
-        """The scale and, for a `LossScaler`, its growth tracker, as one float32 tensor of shape (1,) or (2,)."""
+        """The scale and, for a `LossScaler`, its growth tracker and the skips that it still tolerates, as one float32 tensor."""
         scale = self.scale_on(device)
-        return torch.stack((scale,) if self._own is None else (scale, self._own.growth_tracker_on(device).float()))
+        return torch.stack((scale,) if self._own is None else (scale, *self._own.counters_on(device)))
 
     def leaves_verdict_on_device(self) -> bool:
         """Whether the host need not know whether the step in progress will be taken."""
@@ -86,11 +86,12 @@ class Scaling:
             return leaves_verdict_on_device(self._optimizers[0])
         return all(map(leaves_verdict_on_device, self._optimizers))
 
-    def unscale(self, gradients: list[Tensor]) -> Tensor | None:
+    def unscale(self, gradients: list[Tensor], *, factor: Tensor | None = None) -> Tensor | None:
         """Divides the gradients by the scale, in place.
 
         Args:
             gradients: Those of the optimizers' parameters, without the missing ones.
+            factor: What they are multiplied by besides, 0-dimensional float32; `None` for 1.
 
         Returns:
             The verdict by which `step` goes, for others to write into: 0-dimensional float32 on the scale's device, 1 if a gradient was not
@@ -104,10 +105,10 @@ class Scaling:
             return None
         scale = self.scale_on(gradients[0].device)
         checks_only, rechecks = self._kind()
-        if scale.device != gradients[0].device or not are_simple(gradients):
+        if factor is not None or scale.device != gradients[0].device or not are_simple(gradients):
             groups = collect_gradients(self.param_groups)
             self._found = torch.zeros((), dtype=torch.float32, device=scale.device)
-            unscale_gradients_(groups, scale=scale, found_inf=self._found)
+            unscale_gradients_(groups, scale=scale, found_inf=self._found, factor=factor)
             if rechecks:
                 check_finite_(groups, found_inf=self._found)
             return self._found
@@ -115,8 +116,8 @@ class Scaling:
         if self._one is None or self._one.device != scale.device:
             self._one = torch.ones((), dtype=torch.float32, device=scale.device)
         self._found = torch.zeros((), dtype=torch.float32, device=scale.device)
-        factor = self._one if checks_only else scale.double().reciprocal().float()
-        check_and_unscale_(gradients, found_inf=self._found, inverse_scale=factor)
+        inverse = self._one if checks_only else scale.double().reciprocal().float()
+        check_and_unscale_(gradients, found_inf=self._found, inverse_scale=inverse)
         if rechecks:
             check_and_unscale_(gradients, found_inf=self._found, inverse_scale=self._one)
         return self._found
