@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep import LossScaler, MixedPrecision, RanksDisagreeError
+from halfstep import LossScaler, MixedPrecision
 from halfstep.distributed import fsdp_policy
-from halfstep.errors import ConfigurationError, HalfstepWarning
+from halfstep.errors import HalfstepError, HalfstepWarning
 
 INF = math.inf
 
@@ -72,7 +72,7 @@ def values(model: nn.Module) -> list[list[float]]:
 def message(function: Callable[[], object]) -> str:
     try:
         function()
-    except (RanksDisagreeError, ConfigurationError) as error:
+    except HalfstepError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
@@ -265,3 +265,130 @@ def policies(rank: int) -> dict[str, tuple[list[float], list[bool]]]:
         records = [take(amp, batch(rank, 0), INF if step == 2 and rank == 0 else 1.0) for step in range(6)]
         found[precision] = ([record.loss for record in records], [record.skipped for record in records])
     return found
+
+
+def different_setups(rank: int) -> dict[str, str]:
+    """Engines that are not the same on all ranks."""
+    found = {}
+
+    def first_step(name: str, precision: str = "fp16", **settings: Any) -> None:
+        amp = engine(placed("ddp", make_net()), precision, **settings)
+        found[name] = message(lambda: take(amp, batch(rank)))
+
+    first_step("precision", "fp16" if rank else "bf16")
+    first_step("static scales", scaler=LossScaler(init_scale=2.0 ** (4 + 3 * rank), static=True))
+    first_step("static", scaler=LossScaler(init_scale=8.0, static=bool(rank)))
+    first_step("clipping", "bf16", max_grad_norm=1.0 + rank)
+    return found
+
+
+def changed_later(rank: int) -> dict[str, Any]:
+    """With a fused optimizer, whose verdict stays on the device, the scale of one rank is changed after some steps."""
+    amp = engine(placed("ddp", make_net()), fused=True)
+    for number in range(3):
+        take(amp, batch(rank, number))
+    assert amp.scaler is not None
+    if rank:
+        amp.scaler.update(64.0)
+    before = values(amp.model)
+    record = take(amp, batch(rank, 3))
+    found: dict[str, Any] = {"skipped": record.skipped, "same": values(amp.model) == before, "steps": 1, "told": ""}
+    while found["steps"] < 60 and "RanksDisagreeError" not in found["told"]:
+        found["told"] = message(lambda: take(amp, batch(rank, 4)))
+        found["steps"] += 1
+    return found
+
+
+def uneven(rank: int, precision: str) -> list[list[float]]:
+    """The last group of one rank is shorter than that of the other."""
+    amp = engine(placed("ddp", make_net()), precision, accumulate=4, max_grad_norm=1.0)
+    for _ in range(2):
+        for x in amp.micro_batches([batch(rank, number) for number in range(7 + rank)]):
+            with amp.autocast():
+                loss = amp.model(x).pow(2).mean()
+            amp.backward(loss)
+            amp.step()
+    return values(amp.model)
+
+
+def different_gradients(rank: int, kind: str) -> tuple[list[list[float]], float]:
+    """Gradients that the ranks see differently, beside others that all share: what becomes of those, and the norm."""
+    torch.manual_seed(0)
+    shared, own = nn.Linear(4, 4), nn.Linear(4, 2)
+    model: nn.Module = nn.Sequential(shared, own)
+    if kind == "ignored":
+        model._ddp_params_and_buffers_to_ignore = ["1.weight", "1.bias"]  # type: ignore[assignment]
+        model = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("experts", "data"))
+        fully_shard(shared, mesh=init_device_mesh("cpu", (4,)))
+        fully_shard(own, mesh=mesh["data"])
+    amp = engine(model, "bf16", max_grad_norm=0.05)
+    for number in range(3):
+        record = take(amp, batch(rank, number))
+    return values(shared), record.grad_norm
+
+
+def clipped_by_value(rank: int, kind: str) -> tuple[list[list[float]], list[list[float]]]:
+    """Clamped gradients, through the engine and by hand."""
+    amp = engine(placed(kind, make_net()), "fp32", max_grad_value=0.01)
+    by_hand = placed(kind, make_net())
+    optimizer = torch.optim.AdamW(by_hand.parameters(), lr=0.01)
+    for number in range(3):
+        take(amp, batch(rank, number))
+        optimizer.zero_grad()
+        by_hand(batch(rank, number)).pow(2).mean().backward()
+        for parameter in by_hand.parameters():
+            assert parameter.grad is not None
+            _local(parameter.grad).clamp_(-0.01, 0.01)
+        optimizer.step()
+    return values(amp.model), values(by_hand)
+
+
+def broken_backward(rank: int, kind: str, accumulate: int) -> tuple[list[list[float]], list[list[float]]]:
+    """An exception in the backward pass that reduces, on all ranks."""
+    fresh, amp = (engine(placed(kind, make_net()), accumulate=accumulate) for _ in range(2))
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            raise torch.OutOfMemoryError("in the backward pass")
+
+    def fail(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        loss: Tensor = amp.model(Fails.apply(x)).pow(2).mean()  # type: ignore[no-untyped-call]
+        return loss
+
+    for _ in range(2):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            amp.train_step(fail, batch(rank, 8))
+    for each in (fresh, amp):
+        for number in range(2):
+            take(each, batch(rank, number))
+    return values(fresh.model), values(amp.model)
+
+
+def after_validation(rank: int) -> list[float]:
+    """A model under fully_shard is evaluated before its engine is made."""
+    torch.manual_seed(0)
+    net = make_net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(net[0], mesh=mesh, mp_policy=fsdp_policy("bf16"))
+    fully_shard(net, mesh=mesh, mp_policy=fsdp_policy("bf16"))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    with torch.no_grad():
+        net(batch(rank))
+    amp = MixedPrecision(net, optimizer, "bf16")
+    return [take(amp, batch(rank)).loss for _ in range(5)]
+
+
+def joined(rank: int) -> str:
+    model = placed("ddp", make_net())
+    amp = engine(model, "bf16")
+    assert isinstance(model, DistributedDataParallel)
+    model._join_config = model._join_config._replace(enable=True)  # As inside of join(), whose own reductions would run after the error.
+    return message(lambda: take(amp, batch(rank)))

@@ -91,6 +91,7 @@ class GradientStep:
         # Where all ranks see the same gradients, or parts of the same, they compute the same norm by themselves.
         self._norm_ranks = None if ranks is None or gradients_agree(model, gradients.parameters(), ranks=ranks) else ranks
         self._until_look = _LOOK_EVERY
+        self._apart: Tensor | None = None
         self._audited: set[int] = set()
         self.compare_states = False
 
@@ -219,11 +220,14 @@ class GradientStep:
         # Gradients in several scales do no harm: the step is skipped until the host looks and raises.
         apart = (together[1 : 1 + len(state)] != -together[1 + len(state) :]).any()
         found.copy_(torch.maximum(together[0], apart.float()))
+        earlier = torch.zeros_like(together) if self._apart is None else self._apart
+        self._apart = torch.where(apart, together, earlier)  # Skips bring scales to the floor, where they are the same again.
         self._until_look -= 1
         if self.compare_states or self._on_host or not self._until_look or not scaling.leaves_verdict_on_device():
             self.compare_states = False
             self._until_look = _LOOK_EVERY
-            _, *bounds = together.tolist()
+            _, *bounds = self._apart.tolist()
+            self._apart = None
             self._check_together(ranks, own=state.tolist(), largest=bounds[: len(state)], smallest=[-x for x in bounds[len(state) :]])
 
     def _check_together(self, ranks: Ranks, *, own: list[float], largest: list[float], smallest: list[float]) -> None:

@@ -199,7 +199,8 @@ class MixedPrecision:
         """The batches of a loader, one after the other, with the knowledge which of them is the last.
 
         With it, `step()` ends a group of micro-batches that the end of the loader cuts short: its gradients are the mean over those that
-        there are, and on several ranks they are reduced once. It holds one batch more than the loop needs.
+        there are, and on several ranks they are reduced once. With DistributedDataParallel the ranks may have come to different numbers of
+        micro-batches in that group: all of them divide by the largest. It holds one batch more than the loop needs.
         """
         return self._driver.lookahead(iter(loader))
 
