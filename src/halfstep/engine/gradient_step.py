@@ -93,6 +93,7 @@ class GradientStep:
         self._until_look = _LOOK_EVERY
         self._apart: Tensor | None = None
         self._audited: set[int] = set()
+        self._count = 0
         self.compare_states = False
 
     @property
@@ -145,7 +146,9 @@ class GradientStep:
         """
         scaling = self.scaling
         gradients = self._gradients.tensors()
-        self._audit(len(gradients))
+        self._count = len(gradients)
+        if self._count not in self._audited:
+            self._audit(self._count)
         if not self._agreed:
             self._compare(self._ranks)
         if unscaled:
@@ -166,8 +169,8 @@ class GradientStep:
 
     def _audit(self, count: int) -> None:
         """Looks whether the model's parameters were replaced, when so many gradients were never seen before."""
-        if count not in self._audited and self._ranks is None:
-            self._audited.add(count)
+        self._audited.add(count)
+        if self._ranks is None:
             check_not_stale(self._model, self._optimizers)
 
     def take(self, *, factor: float | Tensor = 1.0, unscaled: bool = False) -> Outcome:
@@ -179,7 +182,7 @@ class GradientStep:
         """
         norm = self.judge(factor=factor, unscaled=unscaled)
         scaling = self.scaling
-        empty = self._ranks is None and self._gradients.are_missing()
+        empty = self._ranks is None and not self._count
         if scaling is None:
             for optimizer in self._optimizers:
                 optimizer.step()

@@ -42,10 +42,6 @@ class Gradients:
             if (gradient := parameter.grad) is not None
         ]
 
-    def are_missing(self) -> bool:
-        """Whether no parameter has one."""
-        return all(parameter.grad is None for parameter in self.parameters())
-
     def clear(self) -> None:
         """Does what `zero_grad()` does, without its entry in torch's profiler, which takes longer than all else that an engine adds."""
         for optimizer in self._optimizers:

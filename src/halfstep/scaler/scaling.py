@@ -103,23 +103,27 @@ class Scaling:
         self._found = None
         if not gradients:
             return None
-        scale = self.scale_on(gradients[0].device)
         checks_only, rechecks = self._kind()
-        if factor is not None or scale.device != gradients[0].device or not are_simple(gradients):
-            groups = collect_gradients(self.param_groups)
-            self._found = torch.zeros((), dtype=torch.float32, device=scale.device)
-            unscale_gradients_(groups, scale=scale, found_inf=self._found, factor=factor)
-            if rechecks:
-                check_finite_(groups, found_inf=self._found)
-            return self._found
+        device = gradients[0].device
+        scale = None if checks_only else self.scale_on(device)
+        if factor is not None or not are_simple(gradients) or (scale is not None and scale.device != device):
+            return self._unscale_all(self.scale_on(device), factor=factor, rechecks=rechecks)
         # The common case, without a detour: in a small model the detours are what a step takes.
-        if self._one is None or self._one.device != scale.device:
-            self._one = torch.ones((), dtype=torch.float32, device=scale.device)
+        if self._one is None or self._one.device != device:
+            self._one = torch.ones((), dtype=torch.float32, device=device)
+        self._found = found = torch.zeros((), dtype=torch.float32, device=device)
+        inverse = self._one if scale is None else scale.double().reciprocal().float()
+        check_and_unscale_(gradients, found_inf=found, inverse_scale=inverse)
+        if rechecks and scale is not None:
+            check_and_unscale_(gradients, found_inf=found, inverse_scale=self._one)
+        return found
+
+    def _unscale_all(self, scale: Tensor, *, factor: Tensor | None, rechecks: bool) -> Tensor:
+        groups = collect_gradients(self.param_groups)
         self._found = torch.zeros((), dtype=torch.float32, device=scale.device)
-        inverse = self._one if checks_only else scale.double().reciprocal().float()
-        check_and_unscale_(gradients, found_inf=self._found, inverse_scale=inverse)
+        unscale_gradients_(groups, scale=scale, found_inf=self._found, factor=factor)
         if rechecks:
-            check_and_unscale_(gradients, found_inf=self._found, inverse_scale=self._one)
+            check_finite_(groups, found_inf=self._found)
         return self._found
 
     def check_norm(self, norm: Tensor) -> None:
