@@ -15,6 +15,7 @@ one process is skipped in all of them, the schedule waits for skipped steps, and
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -96,6 +97,7 @@ def main() -> None:
     try:
         train(arguments, device=device)
     finally:
+        gc.collect()  # A model that is still waiting to be collected holds the process group, and gloo's threads outlive the interpreter.
         dist.destroy_process_group()
 
 

@@ -16,6 +16,7 @@ model, and a step whose gradients overflow in one process is skipped in all of t
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -110,6 +111,7 @@ def main() -> None:
     try:
         train(arguments, device=device)
     finally:
+        gc.collect()  # A model that is still waiting to be collected holds the process group, and gloo's threads outlive the interpreter.
         dist.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import pickle
 import time
@@ -91,6 +92,9 @@ def _run(rank: int, size: int, folder: Path, timeout_s: float, function: Callabl
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    # A process group that is collected in the middle of something, or left for the end of the interpreter, ends the process: gloo's threads
+    # outlive it ("terminate called without an active exception"). So all are collected here, while everything is still there.
+    gc.disable()
     with (folder / f"{rank}.error").open("w", encoding="utf-8") as errors:
         faulthandler.dump_traceback_later(timeout_s, file=errors)
         try:
@@ -100,6 +104,7 @@ def _run(rank: int, size: int, folder: Path, timeout_s: float, function: Callabl
             result = function(rank, *args)
             # The first to leave would cut off a rank that is still in a collective operation.
             dist.barrier()
+            gc.collect()
             dist.destroy_process_group()
             (folder / f"{rank}.result").write_bytes(pickle.dumps(result))
         except BaseException:
