@@ -32,8 +32,8 @@ class LossScaler(torch.amp.GradScaler):
       where the floor is lower than 1, unscaled gradients are checked again;
     - `hysteresis`, a `static` scale, and an end to endless skipping: `max_consecutive_skips`;
     - exact counts of steps and skips in `stats()`, with fused optimizers too, kept on the device until they are read;
-    - arguments that are checked, and orders of calls that are right or raise: an optimizer and a wrapper round it are one, gradients that
-      change after `unscale_` are checked again, an optimizer without gradients is no error, closures are refused in any form;
+    - arguments that are checked, and calls in a wrong order that raise: an optimizer and a wrapper round it are one, gradients that change
+      after `unscale_` are checked again, an optimizer without gradients is no error, closures are refused in any form;
     - a state that, loaded, continues the run and leaves the settings of this run as they are.
 
     Args:
@@ -242,7 +242,8 @@ class LossScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Moves the scale by what was found in the gradients since the last update; call it once, at the end of an iteration.
 
-        Without any verdict since the last update nothing changes, which is no error.
+        Called after each of several optimizers, it moves the scale under the gradients of the later ones, as in torch. Without any verdict
+        since the last update nothing changes, which is no error.
 
         Args:
             new_scale: A scale to use from now on, brought to between `min_scale` and `max_scale`; `None` to let the scaler decide.
@@ -318,15 +319,14 @@ class LossScaler(torch.amp.GradScaler):
 
     def stats(self) -> ScalerStats:
         """Steps, skips and the scale, exact; reading them waits for the device once."""
-        state = self._read()
-        scale = state.scale if self._enabled else 1.0
-        return ScalerStats(steps=state.steps, skips=state.skips, consecutive_skips=state.consecutive_skips, scale=scale)
+        now = self._read()
+        scale = now.scale if self._enabled else 1.0
+        return ScalerStats(steps=now.steps, skips=now.skips, consecutive_skips=now.consecutive_skips, scale=scale)
 
     def get_scale(self) -> float:
         """The scale now, or 1.0 when disabled; waits for the device."""
-        if not self._enabled:
-            return 1.0
-        return self._state.scale if self._scale is None else self._scale.item()
+        scale = self._state.scale if self._scale is None else self._scale.item()
+        return scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
         """Whether losses are scaled."""
@@ -355,10 +355,10 @@ class LossScaler(torch.amp.GradScaler):
     def set_growth_interval(self, new_interval: int) -> None:
         """Sets the updates in a row without a skip after which the scale grows; from 1."""
         self._settings = replace(self._settings, growth_interval=new_interval)
-        longest = self._settings.growth_interval - 1  # torch's kernel compares with the interval for equality.
-        self._state = replace(self._state, growth_tracker=min(self._state.growth_tracker, longest))
+        # torch's kernel compares with the interval for equality.
+        self._state = replace(self._state, growth_tracker=min(self._state.growth_tracker, new_interval - 1))
         if self._growth_tracker is not None:
-            self._growth_tracker.clamp_(max=longest)
+            self._growth_tracker.clamp_(max=new_interval - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The settings and the state: torch's five entries, which its own scaler can load, and halfstep's; empty when disabled."""
