@@ -216,6 +216,19 @@ def _partial(kind: str, data: list[Tensor], *, known: bool) -> list[list[float]]
     return values(amp.model)
 
 
+def _go_on_after(
+    fail: Callable[[Tensor], Tensor], *, fresh: MixedPrecision, amp: MixedPrecision, rank: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """What two engines come to from here, the second after two steps that ran out of memory."""
+    for _ in range(2):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            amp.train_step(fail, batch(rank, 8))
+    for each in (fresh, amp):
+        for number in range(2):
+            take(each, batch(rank, number))
+    return values(fresh.model), values(amp.model)
+
+
 def broken_off(rank: int, kind: str) -> tuple[list[list[float]], list[list[float]]]:
     """A step that breaks off after some micro-batches leaves nothing in the next one."""
     fresh, amp = engine(placed(kind, make_net()), accumulate=2), engine(placed(kind, make_net()), accumulate=2)
@@ -228,13 +241,7 @@ def broken_off(rank: int, kind: str) -> tuple[list[list[float]], list[list[float
         raise torch.OutOfMemoryError("in the forward pass")
 
     amp._driver.abandon()
-    for _ in range(2):
-        with contextlib.suppress(torch.OutOfMemoryError):
-            amp.train_step(fail, batch(rank, 8))
-    for each in (fresh, amp):
-        for number in range(2):
-            take(each, batch(rank, number))
-    return values(fresh.model), values(amp.model)
+    return _go_on_after(fail, fresh=fresh, amp=amp, rank=rank)
 
 
 def first_fsdp(rank: int) -> str:
@@ -279,6 +286,7 @@ def different_setups(rank: int) -> dict[str, str]:
     first_step("static scales", scaler=LossScaler(init_scale=2.0 ** (4 + 3 * rank), static=True))
     first_step("static", scaler=LossScaler(init_scale=8.0, static=bool(rank)))
     first_step("clipping", "bf16", max_grad_norm=1.0 + rank)
+    first_step("accumulation", "bf16", accumulate=1 + rank)
     return found
 
 
@@ -363,13 +371,7 @@ def broken_backward(rank: int, kind: str, accumulate: int) -> tuple[list[list[fl
         loss: Tensor = amp.model(Fails.apply(x)).pow(2).mean()  # type: ignore[no-untyped-call]
         return loss
 
-    for _ in range(2):
-        with contextlib.suppress(torch.OutOfMemoryError):
-            amp.train_step(fail, batch(rank, 8))
-    for each in (fresh, amp):
-        for number in range(2):
-            take(each, batch(rank, number))
-    return values(fresh.model), values(amp.model)
+    return _go_on_after(fail, fresh=fresh, amp=amp, rank=rank)
 
 
 def after_validation(rank: int) -> list[float]:

@@ -88,6 +88,7 @@ def test_ranks_that_were_set_up_differently_are_told(tmp_path: Path) -> None:
         assert "rank 0: init_scale=16.0, scale=16.0; rank 1: init_scale=128.0, scale=128.0" in found["static scales"]
         assert "rank 0: static=False; rank 1: static=True" in found["static"]
         assert "rank 0: max_grad_norm=1.0; rank 1: max_grad_norm=2.0" in found["clipping"]
+        assert "rank 0: accumulate=1; rank 1: accumulate=2" in found["accumulation"]
 
 
 def test_a_scaler_that_changes_on_one_rank_does_no_harm_and_is_told(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ class GradientStep:
             micro_batches: How many there are on this rank.
             of: How many a whole group has.
         """
+        self._compare(self._ranks)  # Before anything else is exchanged: whether this is depends on the set-up.
         if self._ranks is None or of == 1:
             return of / micro_batches
         most = torch.full((), micro_batches, dtype=torch.float32, device=self.device)
@@ -123,7 +124,6 @@ class GradientStep:
 
     def unscale(self, gradients: list[Tensor], *, factor: float | Tensor) -> None:
         """Divides the gradients by the scale, and multiplies them by a number."""
-        self._compare(self._ranks)
         on_device = factor if isinstance(factor, Tensor) else None
         if self.scaling is not None:
             self.scaling.unscale(gradients, factor=on_device)
@@ -149,8 +149,7 @@ class GradientStep:
         self._count = len(gradients)
         if self._count not in self._audited:
             self._audit(self._count)
-        if not self._agreed:
-            self._compare(self._ranks)
+        self._compare(self._ranks)
         if unscaled:
             if scaling is not None:
                 scaling.check_again()
