@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from halfstep import MixedPrecision
 from halfstep.comparison.statistics import median_interval
-from halfstep.policy import DTYPES
+from halfstep.precision import DTYPES
 from halfstep.task import load_task
 
 Step = Callable[[Any], None]

@@ -311,10 +311,10 @@ def test_no_other_module_uses_a_private_name_of_torch() -> None:
     found = [
         f"{path.relative_to(SOURCES)}:{line}: {name}"
         for path in sorted(SOURCES.rglob("*.py"))
-        if path != SOURCES / "_torch.py"
+        if path.parent != SOURCES / "_torch"
         for line, name in private_uses(ast.parse(path.read_text(encoding="utf-8")))
     ]
-    assert found == [], "move these into halfstep/_torch.py, each with its reason:\n" + "\n".join(found)
+    assert found == [], "move these into halfstep/_torch, each with its reason:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(
@@ -350,12 +350,16 @@ def test_the_search_leaves_other_names_alone(code: str) -> None:
 
 
 def test_every_private_name_is_explained() -> None:
-    tree = ast.parse(Path(_torch.__file__).read_text(encoding="utf-8"))
     assert isinstance(_torch, ModuleType)
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            text = ast.get_docstring(node) or ""
-            assert "Private:" in text, f"{node.name} does not say which private name it uses, and why"
+    seen = 0
+    for path in Path(str(_torch.__file__)).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and list(private_uses(ast.Module([node], []))):
+                seen += 1
+                text = ast.get_docstring(node) or ""
+                assert "Private:" in text, f"{node.name} does not say which private name it uses, and why"
+    assert seen > 10
 
 
 class TestForeach:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from halfstep.comparison import compare
     from halfstep.engine import MixedPrecision
     from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
+    from halfstep.policy import Policy
     from halfstep.records import Comparison, ScalerStats, StepRecord
     from halfstep.scaler import LossScaler
     from halfstep.task import Task, load_task
@@ -28,6 +29,7 @@ __all__ = [
     "LossScaler",
     "MixedPrecision",
     "PersistentSkipsError",
+    "Policy",
     "RanksDisagreeError",
     "ScalerStats",
     "StepRecord",
@@ -46,6 +48,7 @@ _HOMES = {
     "LossScaler": "halfstep.scaler",
     "MixedPrecision": "halfstep.engine",
     "PersistentSkipsError": "halfstep.errors",
+    "Policy": "halfstep.policy",
     "RanksDisagreeError": "halfstep.errors",
     "ScalerStats": "halfstep.records",
     "StepRecord": "halfstep.records",
@@ -57,6 +60,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "amp":  # Scripts that come from Apex write `halfstep.amp.initialize`.
+        return import_module("halfstep.amp")
     if name not in _HOMES:
         raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.engine import MixedPrecision
-from halfstep.policy import DTYPES
+from halfstep.precision import DTYPES
 from halfstep.records import Precision, StepRecord
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halfstep.engine import MixedPrecision
 from halfstep.errors import ConfigurationError, PersistentSkipsError, StepOrderError
-from halfstep.policy import DTYPES
+from halfstep.precision import DTYPES
 from halfstep.records import Precision, StepRecord
 from halfstep.scaler import LossScaler
 from tests.engine.loops import loss_of, make_batches, make_net, same_state

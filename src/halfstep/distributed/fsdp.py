@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from halfstep.errors import ConfigurationError, InvalidTypeError, StepOrderError
-from halfstep.policy import DTYPES, parse_precision
+from halfstep.precision import DTYPES, parse_precision
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, final
 
 import torch
@@ -43,6 +44,7 @@ class StepDriver:
         guards_buffers: Whether a skipped step puts the model's buffers back.
         schedulers: They move with each step that is taken.
         callbacks: They are called after each step that is taken.
+        recomputation: Makes a region for a backward pass, in which a part of the forward pass may run again.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class StepDriver:
         guards_buffers: bool,
         schedulers: Sequence[Scheduler],
         callbacks: Sequence[Callable[[StepRecord], object]],
+        recomputation: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._model = model
         self._optimizer = optimizers[0]
@@ -74,6 +77,7 @@ class StepDriver:
             self._buffers.remember()
         self._schedulers = tuple(schedulers)
         self._callbacks = tuple(callbacks)
+        self._recomputation = recomputation
         self._turn = end.turn()
         self._guard = StepGuard(optimizers, owner=self)
         self.steps = 0
@@ -155,7 +159,8 @@ class StepDriver:
                 if self._turn is not None:
                     self._turn.begin()
             self.hold_until_last()
-            self._backward(part if self._scaler is None else self._scaler.scale(part))
+            with self._recomputation():
+                self._backward(part if self._scaler is None else self._scaler.scale(part))
         except BaseException:
             self.abandon()  # Some gradients have this micro-batch in them and some do not.
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
@@ -16,8 +17,9 @@ from halfstep.engine.closures import closure_kind
 from halfstep.engine.driver import StepDriver
 from halfstep.engine.gradient_step import GradientStep
 from halfstep.engine.gradients import Gradients
+from halfstep.engine.policies import attach, scaled_precision, settle_policy
 from halfstep.engine.recording import Recorder
-from halfstep.engine.region import Region
+from halfstep.engine.region import StepRegion
 from halfstep.engine.setup import (
     Scheduler,
     as_callbacks,
@@ -31,12 +33,11 @@ from halfstep.engine.setup import (
     model_device,
     settle_scaler,
 )
-from halfstep.engine.state import engine_state, load_engine_state
-from halfstep.errors import ConfigurationError, InvalidTypeError, StepOrderError
-from halfstep.hardware import resolve_precision
+from halfstep.engine.state import engine_state, engine_stats, load_engine_state
+from halfstep.errors import InvalidTypeError, StepOrderError
+from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import ScalerStats, StepRecord
-from halfstep.scaler import LossScaler
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -70,7 +71,8 @@ class MixedPrecision:
     Args:
         model: The model, on the device that it is to train on, with its trainable parameters in fp32.
         optimizer: The optimizer over its parameters; or several, which step together, or not at all.
-        precision: `fp32`, `bf16`, `fp16`, or `auto` for the fastest that the device computes in hardware, bf16 before fp16.
+        precision: `fp32`, `bf16`, `fp16`, or `auto` for the fastest that the device computes in hardware, bf16 before fp16; or a
+            policy, as a `halfstep.Policy` or as text, which says it for each module and operation.
         scheduler: A learning-rate scheduler, or several, that move once per step that is taken.
         max_grad_norm: Gradients are clipped to this L2 norm, after unscaling; `math.inf` only measures it; `None` does neither.
         max_grad_value: Then each element is clamped to between minus this value and this value; `None` for no clamping.
@@ -90,7 +92,8 @@ class MixedPrecision:
 
     Attributes:
         optimizers: The optimizers; `optimizer` is the first of them, whose learning rate the records show.
-        precision: The precision in use, `auto` resolved.
+        precision: The precision in use, `auto` resolved; the default one of a policy.
+        policy: The policy in use. Its overrides are applied to the model until `policy_handle.remove()`.
         device: The model's device.
         scaler: The scaler in use; `None` for fp32, bf16, and fp16 without loss scaling.
 
@@ -112,7 +115,7 @@ class MixedPrecision:
         self,
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
-        precision: str = "auto",
+        precision: str | Policy = "auto",
         *,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         max_grad_norm: float | None = None,
@@ -143,11 +146,13 @@ class MixedPrecision:
         self.max_grad_value = max_grad_value
         self.accumulate = accumulate
         self.retries = retries
-        self.precision = resolve_precision(precision, device=self.device)
+        self.policy, requested = settle_policy(precision, device=self.device)
+        self.precision = self.policy.resolved
+        lowest = scaled_precision(self.policy)
         self.scaler = settle_scaler(
-            scaler, requested=precision, precision=self.precision, device=self.device, max_consecutive_skips=max_consecutive_skips
+            scaler, requested=requested, precision=lowest, device=self.device, max_consecutive_skips=max_consecutive_skips
         )
-        warn_of_emulation(self.precision, device=self.device)
+        warn_of_emulation(lowest, device=self.device)
         self._closure = closure_kind(optimizers, closure=closure)
         check_closure(self._closure, optimizers=optimizers, ranks=self.ranks)
         self._checker = checking_scaler(max_consecutive_skips=max_consecutive_skips) if self.scaler is None and skip_nonfinite else None
@@ -164,8 +169,9 @@ class MixedPrecision:
             # A schedule and callbacks follow at once. Who wants none of them waits for nothing.
             on_host=bool(schedulers or callbacks or retries),
             device=self.device,
-            setup={"precision": self.precision, "accumulate": accumulate, "retries": retries, "optimizers": len(optimizers)},
+            setup={"precision": str(self.policy), "accumulate": accumulate, "retries": retries, "optimizers": len(optimizers)},
         )
+        self.policy_handle, self._region = attach(self.policy, model)
         self._driver = StepDriver(
             model=model,
             optimizers=optimizers,
@@ -178,6 +184,7 @@ class MixedPrecision:
             guards_buffers=restore_buffers and self._counting is not None,
             schedulers=schedulers,
             callbacks=callbacks,
+            recomputation=self.policy_handle.recomputation if self.policy_handle else nullcontext,
         )
 
     def autocast(self) -> torch.autocast:
@@ -193,7 +200,7 @@ class MixedPrecision:
         if trains:
             self._driver.start()
             self._driver.hold_until_last()
-        return Region(self.device.type, precision=self.precision, on_error=self._driver.abandon if trains else None)
+        return StepRegion(self.device.type, region=self._region, on_error=self._driver.abandon if trains else None)
 
     def micro_batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, one after the other, with the knowledge which of them is the last.
@@ -361,13 +368,7 @@ class MixedPrecision:
         Raises:
             ConfigurationError: The scaler is one of torch's, which does not count.
         """
-        if self._counting is None:
-            return ScalerStats(steps=self._driver.steps, skips=0, consecutive_skips=0, scale=1.0)
-        if not isinstance(self._counting, LossScaler):
-            raise ConfigurationError(
-                f"A {type(self._counting).__name__} does not count its steps. Leave scaler out, or pass a halfstep.LossScaler."
-            )
-        return self._counting.stats()
+        return engine_stats(self._counting, steps=self._driver.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """What this engine goes on from, beside model, optimizer and schedule: the scaler's state and the number of steps.

@@ -9,10 +9,27 @@ from typing import Any
 import torch
 
 from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
-from halfstep.records import Precision
+from halfstep.records import Precision, ScalerStats
 from halfstep.scaler import LossScaler
 
-__all__ = ["engine_state", "load_engine_state"]
+__all__ = ["engine_state", "engine_stats", "load_engine_state"]
+
+
+def engine_stats(counting: torch.amp.GradScaler | None, *, steps: int) -> ScalerStats:
+    """Steps and skips of an engine.
+
+    Args:
+        counting: The scaler that counts them; `None` where no step is ever skipped.
+        steps: How many there were.
+
+    Raises:
+        ConfigurationError: The scaler is one of torch's, which does not count.
+    """
+    if counting is None:
+        return ScalerStats(steps=steps, skips=0, consecutive_skips=0, scale=1.0)
+    if not isinstance(counting, LossScaler):
+        raise ConfigurationError(f"A {type(counting).__name__} does not count its steps. Leave scaler out, or pass a halfstep.LossScaler.")
+    return counting.stats()
 
 
 def engine_state(*, precision: Precision, steps: int, scaler: torch.amp.GradScaler | None, checker: LossScaler | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from halfstep._torch import cpu_features
 from halfstep.errors import ConfigurationError
-from halfstep.policy import parse_precision
+from halfstep.precision import parse_precision
 from halfstep.records import Device, Precision
 
 __all__ = [

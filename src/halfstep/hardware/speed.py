@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from halfstep.hardware.device import synchronize
-from halfstep.policy import DTYPES
+from halfstep.precision import DTYPES
 from halfstep.records import Precision
 
 __all__ = ["matmul_gain"]

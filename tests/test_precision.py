@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep.errors import ConfigurationError, HalfstepError, InvalidTypeError
-from halfstep.policy import DTYPES, PRECISIONS, parse_precision
+from halfstep.precision import DTYPES, PRECISIONS, parse_precision
 
 
 def test_each_precision_has_its_dtype() -> None:

@@ -1,8 +1,4 @@
-"""Every private attribute of torch that halfstep uses, each with the reason.
-
-Nothing else in the package may touch a name of torch that begins with an underscore. `tests/test_torch_private.py` fails loudly when a
-new torch changes one of them.
-"""
+"""What halfstep uses of torch's optimizers, scalers, tensors and sharded modules."""
 
 from __future__ import annotations
 

@@ -1,0 +1,88 @@
+"""Every private attribute of torch that halfstep uses, each with the reason.
+
+Nothing else in the package may touch a name of torch that begins with an underscore. `tests/test_torch_private.py` fails loudly when a
+new torch changes one of them.
+"""
+
+from halfstep._torch.autocast import (
+    FreshTraces,
+    Overload,
+    aten_operations,
+    autocast_kernel,
+    functional_overloads,
+    register_autocast_kernel,
+    without_autocast,
+)
+from halfstep._torch.counting import AfterEachCast, before_autocast_calls
+from halfstep._torch.modules import (
+    gathered_dtypes,
+    own_modules,
+    set_class,
+    wrapped_module,
+)
+from halfstep._torch.steps import (
+    BeforeEachOperation,
+    buffer_count,
+    check_and_unscale_,
+    copy_all_,
+    cpu_features,
+    dense_parts,
+    finish_sharded_backward,
+    foreach_multiply_,
+    foreach_norms,
+    has_found_infs,
+    is_joining,
+    own_buffers,
+    quiet_profiler,
+    record_found_inf,
+    reset_data_parallel,
+    reset_sharded,
+    steps_are_observed,
+    supports_device_verdict,
+    torch_device_type,
+    torch_scale,
+    tree_leaves,
+    tree_map,
+    update_scale_,
+    version_of,
+)
+
+__all__ = [
+    "AfterEachCast",
+    "BeforeEachOperation",
+    "FreshTraces",
+    "Overload",
+    "aten_operations",
+    "autocast_kernel",
+    "before_autocast_calls",
+    "buffer_count",
+    "check_and_unscale_",
+    "copy_all_",
+    "cpu_features",
+    "dense_parts",
+    "finish_sharded_backward",
+    "foreach_multiply_",
+    "foreach_norms",
+    "functional_overloads",
+    "gathered_dtypes",
+    "has_found_infs",
+    "is_joining",
+    "own_buffers",
+    "own_modules",
+    "quiet_profiler",
+    "record_found_inf",
+    "register_autocast_kernel",
+    "reset_data_parallel",
+    "reset_sharded",
+    "set_class",
+    "steps_are_observed",
+    "supports_device_verdict",
+    "torch_device_type",
+    "torch_scale",
+    "tree_leaves",
+    "tree_map",
+    "update_scale_",
+    "version_of",
+    "without_autocast",
+    "wrapped_module",
+]

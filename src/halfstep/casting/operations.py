@@ -1,0 +1,198 @@
+"""Operations that autocast runs in another precision than it would choose: kernels on its dispatch key.
+
+Autocast is a dispatch key. An operation that is called in an autocast region first looks for a kernel there; torch has one for each
+operation that autocast casts, and it goes on to the next key where there is none. A table of operations is put in force by registering a
+kernel for each of them, which casts as the table in force says, or calls torch's own kernel where the table says nothing. The registration
+is process-wide, so it exists only as long as somebody needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import torch
+
+from halfstep._torch import FreshTraces, Overload, autocast_kernel, functional_overloads, register_autocast_kernel, without_autocast
+from halfstep.casting.nests import cast_tensors
+from halfstep.numerics import lowered_ops
+from halfstep.precision import DTYPES
+from halfstep.records import Precision
+
+__all__ = ["OperationTable", "Registrations", "enter_table", "in_force", "leave_table", "shielding_table"]
+
+_FP32: Final[Precision] = "fp32"
+_DEVICE_TYPES: Final = ("cpu", "cuda")
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class OperationTable:
+    """In which precision operations run in a region, where that is not autocast's own choice.
+
+    Attributes:
+        base: The precision of the region itself.
+        chosen: For names of aten operations, such as `softmax` or `softmax.int`, the precision they run in.
+        dtypes: For each overload, such as `aten::softmax.int`, the dtype that it runs in.
+
+    Example:
+        >>> OperationTable.of({"softmax": "fp16"}, base="bf16").dtypes
+        {'aten::softmax.int': torch.float16}
+    """
+
+    base: Precision
+    chosen: Mapping[str, Precision]
+    dtypes: Mapping[str, torch.dtype] = field(repr=False)
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Precision], *, base: Precision) -> OperationTable:
+        """The table for a region.
+
+        In a region of a lower precision, what is not chosen runs as autocast has it. In an fp32 region nothing else may be lowered, so
+        there each operation that autocast would lower is in the table.
+        """
+        lowers = any(precision != "fp32" for precision in chosen.values())
+        complete: dict[str, Precision] = {**dict.fromkeys(lowered_ops(), _FP32), **chosen} if base == "fp32" and lowers else dict(chosen)
+        dtypes = {
+            overload.name: DTYPES[precision] for operation, precision in complete.items() for overload in functional_overloads(operation)
+        }
+        return cls(base=base, chosen=dict(chosen), dtypes=dtypes)
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of the autocast region that the table needs; `None` where it needs none, since nothing in it is lowered."""
+        lower = [precision for precision in (self.base, *self.chosen.values()) if precision != "fp32"]
+        return DTYPES[lower[0]] if lower else None
+
+
+_SHIELD: Final = OperationTable(base="fp32", chosen={}, dtypes={})
+
+# The tables of policies that are applied to models, and those of the regions that were entered since. They belong to the process and not to
+# a thread: the backward pass, in which checkpointed code runs again, has threads of its own.
+_standing: list[OperationTable] = []
+_entered: list[OperationTable] = []
+
+
+def shielding_table() -> OperationTable | None:
+    """An empty table, for a region to which the tables of other policies must not apply; `None` when there are none."""
+    return _SHIELD if _registered else None
+
+
+def enter_table(table: OperationTable) -> None:
+    """Lets a table hold, and no other, until it is left."""
+    _entered.append(table)
+
+
+def leave_table(table: OperationTable) -> None:
+    """Ends what `enter_table` began."""
+    # Not `pop()`: another thread may have entered a region since.
+    index = max(place for place, entered in enumerate(_entered) if entered is table)
+    del _entered[index]
+
+
+@contextmanager
+def in_force(table: OperationTable | None) -> Iterator[None]:
+    """A region in which a table holds, and no other; with `None` nothing changes."""
+    if table is None:
+        yield
+        return
+    enter_table(table)
+    try:
+        yield
+    finally:
+        leave_table(table)
+
+
+def _current() -> OperationTable | None:
+    return _entered[-1] if _entered else _standing[-1] if _standing else None
+
+
+@final
+@dataclass(slots=True)
+class _Registration:
+    """A kernel for one overload and device type, and how many policies need it."""
+
+    take_back: Callable[[], None]
+    users: int = 1
+
+
+_registered: dict[tuple[str, str], _Registration] = {}
+
+
+@final
+class Registrations:
+    """The kernels that some tables need, for CPU and CUDA, until they are removed.
+
+    Args:
+        tables: The tables.
+        standing: One of them that holds from now on wherever no other does; `None` when each holds in its own regions only.
+
+    Example:
+        >>> table = OperationTable.of({"softmax": "fp32"}, base="bf16")
+        >>> registrations = Registrations([table], standing=table)
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     torch.ones(2, dtype=torch.bfloat16).softmax(0).dtype
+        torch.float32
+        >>> registrations.remove()
+    """
+
+    def __init__(self, tables: Iterable[OperationTable], *, standing: OperationTable | None) -> None:
+        names = sorted({name for table in tables for name in table.dtypes})
+        self._keys: list[tuple[str, str]] = []
+        self._standing = standing
+        try:
+            for name in names:
+                for device_type in _DEVICE_TYPES:
+                    _register(name, device_type)
+                    self._keys.append((name, device_type))
+        except BaseException:
+            self._unregister()
+            raise
+        if standing is not None:
+            _standing.append(standing)
+        self._fresh = FreshTraces() if names else None
+
+    def remove(self) -> None:
+        """Takes them away; torch's own kernels are in force again. The second call does nothing."""
+        if self._standing is not None:
+            _standing[:] = [table for table in _standing if table is not self._standing]
+            self._standing = None
+        self._unregister()
+        if self._fresh is not None:
+            self._fresh.close()
+            self._fresh = None
+
+    def _unregister(self) -> None:
+        while self._keys:
+            key = self._keys.pop()
+            registration = _registered[key]
+            registration.users -= 1
+            if not registration.users:
+                del _registered[key]
+                registration.take_back()
+
+
+def _register(name: str, device_type: str) -> None:
+    known = _registered.get((name, device_type))
+    if known is not None:
+        known.users += 1
+        return
+    overload = Overload.named(name)
+    original = autocast_kernel(overload, device_type=device_type)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        table = _current()
+        dtype = None if table is None else table.dtypes.get(name)
+        if table is None or dtype is None:
+            if original is not None:
+                return original.call_boxed(keyset, *args, **kwargs)
+            with without_autocast(device_type):
+                return overload.call(*args, **kwargs)
+        done: dict[int, torch.Tensor] = {}
+        with without_autocast(device_type):
+            result = overload.call(*cast_tensors(args, dtype, done=done), **cast_tensors(kwargs, dtype, done=done))
+        return cast_tensors(result, torch.float32) if table.base == "fp32" and table.autocast_dtype is not None else result
+
+    _registered[name, device_type] = _Registration(register_autocast_kernel(overload, kernel, device_type=device_type))

@@ -1,0 +1,176 @@
+"""A policy on a model: the modules that run in other precisions, and the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+from torch import nn
+from typing_extensions import Self
+
+from halfstep._torch import gathered_dtypes
+from halfstep.casting import Island, Islands, OperationTable, Region, Registrations, in_force, recomputed_in
+from halfstep.errors import ConfigurationError, InvalidTypeError
+from halfstep.policy.matching import Decision, Place, check_all_match, decide, places
+from halfstep.precision import DTYPES
+from halfstep.records import Precision
+
+if TYPE_CHECKING:
+    from halfstep.policy.values import Policy
+
+__all__ = ["PolicyHandle", "attach_policy", "chosen_decisions"]
+
+
+@final
+class PolicyHandle:
+    """A policy that is applied to a model.
+
+    Attributes:
+        policy: The policy.
+        model: The model.
+        region: What the code around the model runs in, where that is the engine's to say.
+    """
+
+    def __init__(self, policy: Policy, model: nn.Module, *, region: Region, islands: Islands, registrations: Registrations) -> None:
+        self.policy = policy
+        self.model = model
+        self.region = region
+        self._islands = islands
+        self._registrations = registrations
+
+    def recomputation(self) -> AbstractContextManager[None]:
+        """A backward pass through the model, in which what was checkpointed runs again as it ran in the forward pass."""
+        return recomputed_in(DTYPES[self.policy.resolved]) if self.policy.pure else in_force(self.region.operations)
+
+    def remove(self) -> None:
+        """Takes the policy away: the model is as it was. The second call does nothing."""
+        self._islands.remove()
+        self._registrations.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> PolicyHandle:
+    """Applies a policy to a model.
+
+    Args:
+        policy: The policy.
+        model: The model, bare or wrapped.
+        everywhere: Whether the model's forward enters the default precision by itself, and overrides of operations hold in every autocast
+            region. Otherwise somebody else enters `handle.region` around the model and the loss.
+
+    Raises:
+        InvalidTypeError: It is no module.
+        ConfigurationError: An override is about nothing in the model, or a policy is applied already. Nothing was changed.
+    """
+    given: Any = model
+    if not isinstance(given, nn.Module):
+        raise InvalidTypeError(f"A policy is applied to a torch.nn.Module, not to a {type(given).__name__}.")
+    where = places(model)
+    check_all_match(policy.overrides, where)
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    if policy.default == "auto":
+        if device is None:
+            raise ConfigurationError(
+                "The policy's default is auto, but the model has no parameters that tell its device. Name fp32, bf16 or fp16 instead."
+            )
+        policy = policy.resolve(device)
+    regions = _Regions(policy, model=model)
+    islands = _islands(policy, where, regions=regions, everywhere=everywhere)
+    around = Region(precision="fp32") if policy.pure else regions.of(None)
+    made = Islands(islands, device_type="cpu" if device is None else device.type)
+    try:
+        registrations = Registrations(regions.tables(), standing=around.operations if everywhere else None)
+    except BaseException:
+        made.remove()
+        raise
+    return PolicyHandle(policy, model, region=around, islands=made, registrations=registrations)
+
+
+@final
+class _Regions:
+    """The regions of a policy, one for each precision and set of operations."""
+
+    def __init__(self, policy: Policy, *, model: nn.Module) -> None:
+        self._policy = policy
+        self._known: dict[tuple[Precision, bool, tuple[tuple[str, Precision], ...]], Region] = {}
+        self._has_operations = any(each.kind == "op" for each in policy.overrides)
+        halves = (DTYPES["bf16"], DTYPES["fp16"])
+        # Stored in half, as a frozen backbone may be, or gathered in it by fully_shard: an fp32 island has to cast its weights.
+        stored = {tensor.dtype for tensor in (*model.parameters(), *model.buffers())} | gathered_dtypes(model)
+        self._has_half_weights = not stored.isdisjoint(halves)
+
+    def of(self, index: int | None) -> Region:
+        """The region of what the override of an index decides about; with `None`, the policy's own."""
+        overrides = self._policy.overrides
+        precision = self._policy.resolved if index is None else overrides[index].precision
+        # An operation runs as the last override says that is about it or about the module that it is called in.
+        after = -1 if index is None else index
+        later: dict[str, Precision] = {}
+        for each in overrides[after + 1 :]:
+            if each.kind == "op":
+                later.pop(each.pattern, None)  # An overload may stand between two overrides of its operation: the order counts.
+                later[each.pattern] = each.precision
+        pure = self._policy.pure or (precision == "fp32" and self._has_half_weights and index is not None and not later)
+        key = (precision, pure, tuple(later.items()))
+        if key not in self._known:
+            table = OperationTable.of(later, base=precision) if self._has_operations else None
+            self._known[key] = Region(precision=precision, pure=pure, operations=None if pure else table)
+        return self._known[key]
+
+    def tables(self) -> list[OperationTable]:
+        """The tables of operations of all regions."""
+        return [region.operations for region in self._known.values() if region.operations is not None]
+
+
+def _islands(policy: Policy, where: Sequence[Place], *, regions: _Regions, everywhere: bool) -> list[Island]:
+    """The modules that get a region of their own, or something else that the policy needs."""
+    root = where[0].module
+    decided = dict(chosen_decisions(decide(policy.overrides, where)))
+    own: dict[nn.Module, Region] = {}
+    for module, decision in decided.items():
+        runs = type(module).forward is not nn.Module.forward or "forward" in vars(module)
+        overridden = decision is not None and decision.override is not None
+        if decision is not None and runs and (policy.pure or overridden or (everywhere and module is root)):
+            own[module] = regions.of(decision.override)
+    skipping = {module for module in decided if _would_skip(module, own)}
+    return [
+        Island(
+            module=module,
+            region=own.get(module),
+            shows_weights=policy.pure or (module in own and own[module].pure),
+            calls_inner=module in skipping,
+        )
+        for module in decided
+        if policy.pure or module in own or module in skipping
+    ]
+
+
+def _would_skip(module: nn.Module, own: Mapping[nn.Module, Region]) -> bool:
+    """Whether a module may compute without calling those inside of it, although they have regions that are not its own."""
+    if not isinstance(module, nn.TransformerEncoderLayer):
+        return False
+    return any(inner in own and own[inner] is not own.get(module) for inner in module.modules() if inner is not module)
+
+
+def chosen_decisions(decisions: Sequence[Decision]) -> list[tuple[nn.Module, Decision | None]]:
+    """For each module what decides about it; `None` for one that runs in the precision of whatever calls it.
+
+    A module may be in several places. What is said of it directly, in any of them, is said of it; otherwise, if the places do not agree, it
+    runs as what calls it.
+    """
+    by_module: dict[int, list[Decision]] = {}
+    for decision in decisions:
+        by_module.setdefault(id(decision.place.module), []).append(decision)
+    chosen: list[tuple[nn.Module, Decision | None]] = []
+    for several in by_module.values():
+        direct = [each for each in several if each.direct]
+        agreed = len({each.override for each in several}) == 1
+        best = max(direct, key=lambda each: -1 if each.override is None else each.override) if direct else several[0] if agreed else None
+        chosen.append((several[0].place.module, best))
+    return chosen

@@ -1,0 +1,169 @@
+"""The private names of torch that casting stands on: each test fails loudly when a new torch changes one."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config
+from torch import Tensor, nn
+
+from halfstep._torch import (
+    FreshTraces,
+    Overload,
+    aten_operations,
+    autocast_kernel,
+    functional_overloads,
+    gathered_dtypes,
+    own_modules,
+    register_autocast_kernel,
+    set_class,
+    without_autocast,
+    wrapped_module,
+)
+
+BF16 = torch.bfloat16
+
+
+def test_the_operations_of_aten() -> None:
+    assert {"softmax", "linear", "add", "add_"} <= aten_operations()
+    assert "halfstep" not in aten_operations()
+
+
+@pytest.mark.parametrize(
+    ("operation", "names"),
+    [
+        ("softmax", ["aten::softmax.int"]),
+        ("softmax.int", ["aten::softmax.int"]),
+        ("softmax.int_out", []),
+        ("linear", ["aten::linear"]),
+        ("add_", []),
+        ("no_such_operation", []),
+        ("einsum", ["aten::einsum"]),  # torch.ops.aten lists an overload of it that the dispatcher does not have.
+    ],
+)
+def test_overloads_that_write_to_nothing(operation: str, names: list[str]) -> None:
+    assert [each.name for each in functional_overloads(operation)] == names
+
+
+def test_every_such_overload_is_one_that_a_kernel_can_be_registered_for() -> None:
+    overloads = [each for operation in sorted(aten_operations()) for each in functional_overloads(operation)]
+    assert len(overloads) > 1000
+    for each in overloads:
+        assert Overload.named(each.name) == each
+        assert isinstance(torch._C._dispatch_has_kernel_for_dispatch_key(each.name, "AutocastCPU"), bool)
+
+
+@pytest.mark.parametrize(
+    ("name", "device_type", "there"), [("linear", "cpu", True), ("linear", "cuda", True), ("add.Tensor", "cpu", False)]
+)
+def test_the_kernels_of_autocast(name: str, device_type: str, there: bool) -> None:
+    assert (autocast_kernel(Overload.named(f"aten::{name}"), device_type=device_type) is not None) == there
+
+
+def test_a_kernel_takes_the_place_of_torchs_and_can_call_it() -> None:
+    overload = Overload.named("aten::linear")
+    original = autocast_kernel(overload, device_type="cpu")
+    calls: list[torch.dtype] = []
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0].dtype)
+        if len(calls) == 1:
+            return original.call_boxed(keyset, *args, **kwargs)
+        with without_autocast("cpu"):
+            return overload.call(*args, **kwargs)
+
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    take_back = register_autocast_kernel(overload, kernel, device_type="cpu")
+    try:
+        with torch.autocast("cpu", dtype=BF16):
+            first, second = layer(x), layer(x)
+        layer(x)  # Outside of autocast nothing is called.
+    finally:
+        take_back()
+    with torch.autocast("cpu", dtype=BF16):
+        third = layer(x)
+    assert (first.dtype, second.dtype, third.dtype) == (BF16, torch.float32, BF16)
+    assert calls == [torch.float32] * 2
+
+
+def test_torchs_kernel_keeps_its_cache_of_weights_when_it_is_called_so() -> None:
+    overload = Overload.named("aten::linear")
+    original = autocast_kernel(overload, device_type="cpu")
+    weight, x = torch.full((1, 1), 1.0, requires_grad=True), torch.full((1, 1), 1.0)
+
+    def gradient() -> Tensor:
+        weight.grad = torch.zeros_like(weight)
+        with torch.autocast("cpu", dtype=BF16):
+            # In bf16, 256 + 1 is 256: the cache makes one copy of the weight, in which the gradients of both uses are added.
+            loss = nn.functional.linear(x, weight).float() * 256 + nn.functional.linear(x, weight).float()
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        return weight.grad
+
+    plain = gradient()
+    take_back = register_autocast_kernel(overload, original.call_boxed, device_type="cpu")
+    try:
+        assert torch.equal(gradient(), plain)
+    finally:
+        take_back()
+    assert plain.item() == 256
+
+
+def test_traced_graphs_are_not_taken_from_disk_while_one_is_open() -> None:
+    config: Any = torch._functorch.config
+    before = config.enable_autograd_cache
+    outer, inner = FreshTraces(), FreshTraces()
+    assert config.enable_autograd_cache is False
+    outer.close()
+    assert config.enable_autograd_cache is False
+    inner.close()
+    assert config.enable_autograd_cache is before
+
+
+def test_compiled_code_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo", torch))
+    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append(1))
+    FreshTraces().close()
+    assert len(calls) == 2
+
+
+def test_the_class_of_a_module_is_set_past_a_property() -> None:
+    class Other(nn.Linear):
+        __class__ = property(lambda self: nn.Linear)
+
+    layer = nn.Linear(1, 1)
+    set_class(layer, Other)
+    assert type(layer) is Other
+    assert layer.__class__ is nn.Linear
+    set_class(layer, nn.Linear)
+    assert type(copy.deepcopy(layer)) is nn.Linear
+
+
+def test_modules_of_a_module_with_those_that_are_there_twice_or_none() -> None:
+    inner = nn.ReLU()
+    module = nn.Sequential(inner, inner)
+    module.register_module("none", None)
+    assert {**own_modules(module)} == {"0": inner, "1": inner, "none": None}
+
+
+def test_what_wrappers_wrap() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: PLC0415 - slow to import
+
+    inner = nn.Linear(1, 1)
+    assert wrapped_module(inner) is None
+    assert wrapped_module(nn.Sequential(inner)) is None
+    for wrapper, name in (
+        (torch.compile(inner, backend="eager"), "_orig_mod"),
+        (checkpoint_wrapper(inner), "_checkpoint_wrapped_module"),
+        (nn.DataParallel(inner, device_ids=[]), "module"),
+    ):
+        module: Any = wrapper
+        assert wrapped_module(module) == (name, inner)
+
+
+def test_a_model_that_nobody_sharded_gathers_nothing() -> None:
+    assert gathered_dtypes(nn.Linear(1, 1)) == frozenset()
