@@ -17,8 +17,8 @@ from halfstep._torch import (
     aten_operations,
     autocast_kernel,
     functional_overloads,
-    gathered_dtypes,
     own_modules,
+    own_parameters,
     register_autocast_kernel,
     set_class,
     without_autocast,
@@ -165,5 +165,7 @@ def test_what_wrappers_wrap() -> None:
         assert wrapped_module(module) == (name, inner)
 
 
-def test_a_model_that_nobody_sharded_gathers_nothing() -> None:
-    assert gathered_dtypes(nn.Linear(1, 1)) == frozenset()
+def test_parameters_of_a_module_with_those_that_are_none() -> None:
+    inner = nn.Linear(1, 1, bias=False)
+    assert {**own_parameters(inner)} == {"weight": inner.weight, "bias": None}
+    assert {**own_parameters(nn.Sequential(inner))} == {}

@@ -15,8 +15,8 @@ from halfstep._torch.autocast import (
 )
 from halfstep._torch.counting import AfterEachCast, before_autocast_calls
 from halfstep._torch.modules import (
-    gathered_dtypes,
     own_modules,
+    own_parameters,
     set_class,
     wrapped_module,
 )
@@ -64,11 +64,11 @@ __all__ = [
     "foreach_multiply_",
     "foreach_norms",
     "functional_overloads",
-    "gathered_dtypes",
     "has_found_infs",
     "is_joining",
     "own_buffers",
     "own_modules",
+    "own_parameters",
     "quiet_profiler",
     "record_found_inf",
     "register_autocast_kernel",

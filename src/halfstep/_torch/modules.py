@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-__all__ = ["gathered_dtypes", "own_modules", "set_class", "wrapped_module"]
-
-
-def gathered_dtypes(model: torch.nn.Module) -> frozenset[torch.dtype]:
-    """The dtypes that `fully_shard` gathers parameters in, where a policy of its own says so.
-
-    Private: `FSDPModule._get_fsdp_state`, and of that state `_mp_policy`. Seen on torch 2.9 to 2.13; without them there are none.
-    """
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
-    states = [module._get_fsdp_state() for module in modules]
-    dtypes = (getattr(getattr(state, "_mp_policy", None), "param_dtype", None) for state in states)
-    return frozenset(dtype for dtype in dtypes if dtype is not None)
+__all__ = ["own_modules", "own_parameters", "set_class", "wrapped_module"]
 
 
 def own_modules(module: torch.nn.Module) -> Mapping[str, torch.nn.Module | None]:
@@ -28,6 +16,14 @@ def own_modules(module: torch.nn.Module) -> Mapping[str, torch.nn.Module | None]
     on torch 2.9 to 2.13.
     """
     return module._modules
+
+
+def own_parameters(module: torch.nn.Module) -> Mapping[str, torch.nn.Parameter | None]:
+    """The parameters of a module by name, without those of its submodules, with those that are `None`.
+
+    Private: `Module._parameters`, because a walk over `parameters(recurse=False)` takes ten times as long. Seen on torch 2.9 to 2.13.
+    """
+    return module._parameters
 
 
 def set_class(module: torch.nn.Module, kind: type) -> None:

@@ -9,7 +9,8 @@ from typing import Any, final
 
 import torch
 
-from halfstep.casting.nests import cast_tensors, device_type_of
+from halfstep._torch import own_parameters
+from halfstep.casting.nests import HALVES, cast_tensors, device_type_of
 from halfstep.casting.operations import OperationTable, in_force
 from halfstep.casting.weights import PureRegion, pure_dtype
 from halfstep.precision import DTYPES
@@ -70,6 +71,10 @@ class Region:
         return MethodType(function, self)
 
     def _run_fp32(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
+        for weight in own_parameters(module).values():
+            # Stored in half, as a frozen backbone may be, or gathered in it by fully_shard.
+            if weight is not None and weight.dtype in HALVES:
+                return self._run_pure(forward, module, args, kwargs, device_type)
         done: dict[int, torch.Tensor] = {}
         args = cast_tensors(args, torch.float32, done=done)
         if kwargs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 from typing_extensions import Self
 
-from halfstep._torch import gathered_dtypes
 from halfstep.casting import Island, Islands, OperationTable, Region, Registrations, in_force, recomputed_in
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.policy.matching import Decision, Place, check_all_match, decide, places
@@ -80,7 +80,7 @@ def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> Poli
                 "The policy's default is auto, but the model has no parameters that tell its device. Name fp32, bf16 or fp16 instead."
             )
         policy = policy.resolve(device)
-    regions = _Regions(policy, model=model)
+    regions = _Regions(policy)
     islands = _islands(policy, where, regions=regions, everywhere=everywhere)
     around = Region(precision="fp32") if policy.pure else regions.of(None)
     made = Islands(islands, device_type="cpu" if device is None else device.type)
@@ -96,14 +96,10 @@ def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> Poli
 class _Regions:
     """The regions of a policy, one for each precision and set of operations."""
 
-    def __init__(self, policy: Policy, *, model: nn.Module) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._known: dict[tuple[Precision, bool, tuple[tuple[str, Precision], ...]], Region] = {}
+        self._known: dict[tuple[Precision, tuple[tuple[str, Precision], ...]], Region] = {}
         self._has_operations = any(each.kind == "op" for each in policy.overrides)
-        halves = (DTYPES["bf16"], DTYPES["fp16"])
-        # Stored in half, as a frozen backbone may be, or gathered in it by fully_shard: an fp32 island has to cast its weights.
-        stored = {tensor.dtype for tensor in (*model.parameters(), *model.buffers())} | gathered_dtypes(model)
-        self._has_half_weights = not stored.isdisjoint(halves)
 
     def of(self, index: int | None) -> Region:
         """The region of what the override of an index decides about; with `None`, the policy's own."""
@@ -116,11 +112,10 @@ class _Regions:
             if each.kind == "op":
                 later.pop(each.pattern, None)  # An overload may stand between two overrides of its operation: the order counts.
                 later[each.pattern] = each.precision
-        pure = self._policy.pure or (precision == "fp32" and self._has_half_weights and index is not None and not later)
-        key = (precision, pure, tuple(later.items()))
+        key = (precision, tuple(later.items()))
         if key not in self._known:
             table = OperationTable.of(later, base=precision) if self._has_operations else None
-            self._known[key] = Region(precision=precision, pure=pure, operations=None if pure else table)
+            self._known[key] = Region(precision=precision, pure=self._policy.pure, operations=table)
         return self._known[key]
 
     def tables(self) -> list[OperationTable]:
@@ -134,7 +129,7 @@ def _islands(policy: Policy, where: Sequence[Place], *, regions: _Regions, every
     decided = dict(chosen_decisions(decide(policy.overrides, where)))
     own: dict[nn.Module, Region] = {}
     for module, decision in decided.items():
-        runs = type(module).forward is not nn.Module.forward or "forward" in vars(module)
+        runs = "forward" in vars(module) or getattr_static(type(module), "forward") is not nn.Module.forward
         overridden = decision is not None and decision.override is not None
         if decision is not None and runs and (policy.pure or overridden or (everywhere and module is root)):
             own[module] = regions.of(decision.override)
@@ -143,7 +138,7 @@ def _islands(policy: Policy, where: Sequence[Place], *, regions: _Regions, every
         Island(
             module=module,
             region=own.get(module),
-            shows_weights=policy.pure or (module in own and own[module].pure),
+            shows_weights=policy.pure or (module in own and own[module].precision == "fp32"),
             calls_inner=module in skipping,
         )
         for module in decided
