@@ -13,7 +13,8 @@ import functools
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, final
+from inspect import getattr_static
+from typing import Any, Final, Generic, final
 
 import torch
 from torch import nn
@@ -166,12 +167,17 @@ def _island_class(kind: Any, of: _Kind) -> type:
 
 
 def _derived(kind: Any, names: dict[str, Any]) -> type:
-    """A class derived from another one without its knowledge: `__init_subclass__`, which may keep a register, is not called."""
-    if kind.__init_subclass__ is nn.Module.__init_subclass__:
-        return types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(names))
-    derived = types.new_class(kind.__name__, (nn.Module,), {}, lambda namespace: namespace.update(names))
-    derived.__bases__ = (kind,)
-    return derived
+    """A class derived from another one, if possible without its knowledge: `__init_subclass__` may keep a register of models."""
+    registers = any("__init_subclass__" in vars(base) for base in kind.__mro__ if base not in (object, Generic))
+    if registers:
+        unknown = types.new_class(kind.__name__, (nn.Module,), {}, lambda namespace: namespace.update(names))
+        try:
+            unknown.__bases__ = (kind,)
+        except TypeError:  # The class has slots, or a base that is no module before the one that is.
+            pass
+        else:
+            return unknown
+    return types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(names))
 
 
 # In an evaluation, torch's fast path asks a `TransformerEncoderLayer` for its activation as a number, which nothing else looks at: 0 is one
@@ -190,8 +196,14 @@ def _forward(kind: Any, region: Region, of: _Kind) -> Any:
     if of.has_own_forward:
         return _own_forward(run, device_type)
 
+    function = kind.forward
+    if isinstance(getattr_static(kind, "forward"), staticmethod | classmethod):
+
+        def function(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return kind.forward(*args, **kwargs)
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return run(kind.forward, self, args, kwargs, device_type)
+        return run(function, self, args, kwargs, device_type)
 
     return functools.wraps(kind.forward)(_with_own_code(forward))
 

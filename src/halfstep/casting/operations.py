@@ -8,6 +8,7 @@ is process-wide, so it exists only as long as somebody needs it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from halfstep.numerics import lowered_ops
 from halfstep.precision import DTYPES
 from halfstep.records import Precision
 
-__all__ = ["OperationTable", "Registrations", "enter_table", "in_force", "leave_table", "shielding_table"]
+__all__ = ["OperationTable", "Registrations", "enter_table", "in_force", "in_force_here", "leave_table", "shielding_table"]
 
 _FP32: Final[Precision] = "fp32"
 _DEVICE_TYPES: Final = ("cpu", "cuda")
@@ -69,10 +70,19 @@ class OperationTable:
 
 _SHIELD: Final = OperationTable(base="fp32", chosen={}, dtypes={})
 
-# The tables of policies that are applied to models, and those of the regions that were entered since. They belong to the process and not to
-# a thread: the backward pass, in which checkpointed code runs again, has threads of its own.
-_standing: list[OperationTable] = []
-_entered: list[OperationTable] = []
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.entered: list[OperationTable] = []
+
+
+# The tables of the regions that a thread is in. A thread that is in none goes by those that hold for the process: a backward pass, in which
+# checkpointed code runs again, has threads of its own, and so have the replicas of a DataParallel model.
+_thread: Final = _Thread()
+_process: Final[list[OperationTable]] = []
+
+# The tables of policies that are applied to models, for code that is in no region.
+_standing: Final[list[OperationTable]] = []
 
 
 def shielding_table() -> OperationTable | None:
@@ -81,20 +91,21 @@ def shielding_table() -> OperationTable | None:
 
 
 def enter_table(table: OperationTable) -> None:
-    """Lets a table hold, and no other, until it is left."""
-    _entered.append(table)
+    """Lets a table hold, and no other, until it is left; also for threads that are started meanwhile."""
+    _thread.entered.append(table)
+    _process.append(table)
 
 
 def leave_table(table: OperationTable) -> None:
     """Ends what `enter_table` began."""
+    _thread.entered.pop()
     # Not `pop()`: another thread may have entered a region since.
-    index = max(place for place, entered in enumerate(_entered) if entered is table)
-    del _entered[index]
+    del _process[max(place for place, entered in enumerate(_process) if entered is table)]
 
 
 @contextmanager
 def in_force(table: OperationTable | None) -> Iterator[None]:
-    """A region in which a table holds, and no other; with `None` nothing changes."""
+    """A region in which a table holds, and no other, as by `enter_table`; with `None` nothing changes."""
     if table is None:
         yield
         return
@@ -105,8 +116,24 @@ def in_force(table: OperationTable | None) -> Iterator[None]:
         leave_table(table)
 
 
+@contextmanager
+def in_force_here(table: OperationTable | None) -> Iterator[None]:
+    """The same for the thread that runs it alone."""
+    if table is None:
+        yield
+        return
+    _thread.entered.append(table)
+    try:
+        yield
+    finally:
+        _thread.entered.pop()
+
+
 def _current() -> OperationTable | None:
-    return _entered[-1] if _entered else _standing[-1] if _standing else None
+    for tables in (_thread.entered, _process, _standing):
+        if tables:
+            return tables[-1]
+    return None
 
 
 @final

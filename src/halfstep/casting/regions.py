@@ -11,7 +11,7 @@ import torch
 
 from halfstep._torch import own_parameters
 from halfstep.casting.nests import HALVES, cast_tensors, device_type_of
-from halfstep.casting.operations import OperationTable, in_force
+from halfstep.casting.operations import OperationTable, in_force_here
 from halfstep.casting.weights import PureRegion, pure_dtype
 from halfstep.precision import DTYPES
 from halfstep.records import Precision
@@ -112,7 +112,7 @@ class Region:
             args, kwargs = cast_tensors(args, torch.float32, done=done), cast_tensors(kwargs, torch.float32, done=done)
         device_type = device_type_of((args, kwargs)) or device_type
         outer = torch.is_autocast_enabled(device_type)
-        with in_force(self.operations), _autocast(device_type, self.autocast_dtype):
+        with in_force_here(self.operations), _autocast(device_type, self.autocast_dtype):
             result = forward(module, *args, **kwargs)
         return result if outer or self.precision == "fp32" else cast_tensors(result, torch.float32)
 

@@ -78,8 +78,11 @@ def _seen(stored: Any) -> Any:
     dtype, casts = pure_dtype(), _state.casts
     if dtype is None or not isinstance(stored, Tensor) or stored.dtype is dtype:
         return stored
-    # The compiler casts a weight that is used twice only once by itself. What a backward pass runs again must not outlive its part of it.
-    if casts is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # The compiler casts a weight that is used twice only once by itself.
+        return cast_tensors(stored, dtype)
+    if nn.parameter.is_lazy(stored):
+        return stored
+    if casts is None:  # What a backward pass runs again must not outlive its part of it.
         return cast_tensors(stored, dtype)
     # Without gradients a weight's cast has no history, so it is no good for a pass that needs one.
     key = (id(stored), dtype, stored.requires_grad and torch.is_grad_enabled())

@@ -11,6 +11,7 @@ import click
 import halfstep
 from halfstep.cli.compare import compare_command
 from halfstep.cli.exit_codes import ExitCode
+from halfstep.cli.policy import policy_group
 from halfstep.errors import HalfstepError, TaskError
 
 __all__ = ["command", "main"]
@@ -33,6 +34,7 @@ def command(context: click.Context, show_traceback: bool) -> None:  # noqa: FBT0
 
 
 command.add_command(compare_command)
+command.add_command(policy_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

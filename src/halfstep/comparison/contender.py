@@ -18,8 +18,9 @@ from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepError, HalfstepWarning, TaskError
 from halfstep.hardware import StaticMemory, StepProfile, profile_step, static_memory, synchronize
 from halfstep.numerics import lowered_ops
+from halfstep.policy import Policy
 from halfstep.randomness import RandomState, seed_everything
-from halfstep.records import Precision, StepRecord
+from halfstep.records import StepRecord
 from halfstep.scaler import LossScaler
 from halfstep.task import BatchStream, TaskFactory, blame, make_task
 
@@ -81,18 +82,25 @@ class ProfiledStep:
 
 @final
 class Contender:
-    """A training run of one precision from one seed that takes turns with others in the same process.
+    """A training run of one precision, or policy, from one seed that takes turns with others in the same process.
 
     The generators of random numbers are global; a contender puts its own state in before each step and takes it out after, so that its
     losses are those of a run alone. The model is put into training mode.
 
+    Args:
+        factory: Makes the task.
+        precision: A precision, or the name of a policy.
+        policy: The policy of that name; `None` for a precision.
+        seed: The seed.
+        options: How it is run.
+
     Raises:
         TaskError: The task cannot be made, or not be moved to the device.
         InvalidTypeError: The optimizer is of a kind that no engine drives.
-        ConfigurationError: The model has nothing to train.
+        ConfigurationError: The model has nothing to train, or the policy does not fit it.
     """
 
-    def __init__(self, factory: TaskFactory, *, precision: Precision, seed: int, options: RunOptions) -> None:
+    def __init__(self, factory: TaskFactory, *, precision: str, policy: Policy | None = None, seed: int, options: RunOptions) -> None:
         self.precision = precision
         self._options = options
         self._random = RandomState.capture()
@@ -112,8 +120,9 @@ class Contender:
                 self._engine = MixedPrecision(
                     task.model,
                     task.optimizer,
-                    precision,
-                    scaler=None if options.loss_scaling or precision != "fp16" else LossScaler(enabled=False),
+                    policy or precision,
+                    # Where nothing runs in fp16, a scaler that is switched off is none.
+                    scaler=None if options.loss_scaling else LossScaler(enabled=False),
                     max_consecutive_skips=None,  # That all steps are skipped is a result.
                 )
             self._forward: nn.Module | Callable[..., Any] = torch.compile(task.model) if options.compile else task.model
@@ -126,6 +135,11 @@ class Contender:
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that it trains."""
         return self._task.model.parameters()
+
+    def close(self) -> None:
+        """Takes the policy away: its operations are registered for the whole process."""
+        if self._engine.policy_handle is not None:
+            self._engine.policy_handle.remove()
 
     def step(self, *, limit_s: float | None = None) -> TimedStep:
         """Runs one training step.

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, cast, get_args
 
 import torch
 
 from halfstep.comparison.contender import RunOptions
+from halfstep.comparison.lineup import line_up, lowest_precision, name_policies, policy_effects
 from halfstep.comparison.parity import Parity, final_loss, first_loss, judge_losses
 from halfstep.comparison.race import Plan, Progress, RaceResult, Tally, race
 from halfstep.comparison.statistics import median_interval
 from halfstep.comparison.verdict import Evidence, conclude, explain, judge
 from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
 from halfstep.hardware import StepProfile, describe_device, matmul_gain, native_precisions, parse_device
-from halfstep.policy import PRECISIONS, parse_precision
+from halfstep.policy import Policy
+from halfstep.precision import PRECISIONS
 from halfstep.records import SCHEMA, Comparison, Interval, MemoryParts, Precision, PrecisionRun, Settings, Verdict
 from halfstep.task import TaskFactory, load_task
 
@@ -36,6 +39,7 @@ def compare(
     task: str | TaskFactory,
     *,
     precisions: Sequence[str] = PRECISIONS,
+    policies: Sequence[Policy | str | Path] = (),
     steps: int = 12,
     warmup: int = 2,
     seeds: int | Sequence[int] = 3,
@@ -54,6 +58,8 @@ def compare(
     Args:
         task: A task's name, `path/to/file.py:factory` or `package.module:factory`, or the factory itself.
         precisions: Which ones, of `fp32`, `bf16` and `fp16`. fp32 is the baseline, and is put first whether named or not.
+        policies: Policies to measure beside them: as a `halfstep.Policy`, the path of a TOML file, or text such as `fp16; head=fp32`. Each
+            is a column of its own, called by the stem of its file or by its text.
         steps: Measured steps of each precision for each seed.
         warmup: Steps before those: they train, but are not timed. At least 1, or 2 with `compile`; the last one for each seed is profiled.
         seeds: How many seeds, counted from 0, or the seeds themselves. One seed shows no spread to judge losses by.
@@ -84,7 +90,8 @@ def compare(
         >>> [run.precision for run in result.runs], result.runs[1].steps
         (['fp32', 'bf16'], 9)
     """
-    lineup = _line_up(precisions)
+    lineup = line_up(precisions)
+    named = name_policies(policies, besides=lineup)
     plan = Plan(
         steps=_positive(steps, name="steps"),
         warmup=_positive(warmup, name="warmup"),
@@ -103,13 +110,15 @@ def compare(
     factory = load_task(task) if isinstance(task, str) else task
     if not callable(factory):
         raise InvalidTypeError(f"compare(task=...) takes a task's name or a factory, not a {type(task).__name__}.")
-    result = race(factory, precisions=lineup, plan=plan, options=options, progress=progress)
+    effects = policy_effects(named, factory, seed=plan.seeds[0], device=place)
+    result = race(factory, precisions=lineup, policies=named, plan=plan, options=options, progress=progress)
     runs = tuple(_run(tally, device_type=place.type) for tally in result.tallies)
     verdicts, whys = _verdicts(result, runs=runs, options=options)
     batch = result.tallies[0].samples
+    name = task if isinstance(task, str) else getattr(factory, "__qualname__", type(factory).__name__)
     return Comparison(
         schema=SCHEMA,
-        task=task if isinstance(task, str) else getattr(factory, "__qualname__", type(factory).__name__),
+        task=name,
         device=describe_device(place),
         settings=Settings(
             steps=plan.steps,
@@ -124,21 +133,8 @@ def compare(
         verdicts=tuple(verdicts),
         conclusion=conclude(verdicts, whys=whys, baseline=lineup[0]),
         interrupted=result.interrupted,
+        policies=tuple(replace(each, task=name) for each in effects),
     )
-
-
-def _line_up(names: Sequence[str]) -> tuple[Precision, ...]:
-    if isinstance(names, str):
-        raise InvalidTypeError(f"compare(precisions={names!r}) takes a sequence of names, such as {names.split(',')!r}.")
-    if not isinstance(cast("object", names), Iterable):
-        raise InvalidTypeError(f"compare(precisions=...) takes a sequence of names, such as {list(PRECISIONS)!r}, not {names!r}.")
-    names = list(names)
-    if not names:
-        raise ConfigurationError(f"compare(precisions=...) is empty. Allowed are {', '.join(PRECISIONS)}.")
-    parsed = [parse_precision(name) for name in names]
-    if "fp32" in parsed:
-        parsed.remove("fp32")
-    return ("fp32", *parsed)
 
 
 def _positive(value: int, *, name: str) -> int:
@@ -214,10 +210,12 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
     verdicts, whys = [], []
     for tally, run in list(zip(result.tallies, runs, strict=True))[1:]:
         rounds, speedup = _speedup(baseline, tally)
+        computes = _computes(tally, device=options.device)
         evidence = Evidence(
             device=options.device.type,
-            native=tally.precision in native_precisions(options.device),
-            gain=None if tally.note else _gain(tally.precision, device=options.device),
+            computes=computes,
+            native=computes in native_precisions(options.device),
+            gain=None if tally.note else _gain(computes, device=options.device),
             baseline=_explanation(baseline, options=options),
             profile=_explanation(tally, options=options),
             note=tally.note or ("" if tally.seconds or not run.skipped_steps else "Every measured step was skipped."),
@@ -241,6 +239,10 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
             )
         )
     return verdicts, whys
+
+
+def _computes(tally: Tally, *, device: torch.device) -> Precision:
+    return cast("Precision", tally.precision) if tally.policy is None else lowest_precision(tally.policy, device=device)
 
 
 def _gain(precision: Precision, *, device: torch.device) -> float | None:

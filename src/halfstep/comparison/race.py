@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import Final, TypeAlias, final
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from halfstep.comparison.contender import Contender, ProfiledStep, RunOptions, StepOverdueError, TimedStep
 from halfstep.errors import HalfstepError, TaskError
+from halfstep.policy import Policy
 from halfstep.records import Outcome, Precision
 from halfstep.task import TaskFactory
 
@@ -25,6 +27,8 @@ _PATIENCE_S: Final = 10.0
 # A precision that would keep the user waiting longer than this in all, while far slower than the baseline, runs a few steps only.
 _TOTAL_PATIENCE_S: Final = 30.0
 _FEW_STEPS: Final = 3
+
+_NO_POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({})
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 
@@ -50,10 +54,11 @@ class Plan:
 @final
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What is known of one precision so far.
+    """What is known of one precision, or policy, so far.
 
     Attributes:
-        precision: The precision.
+        precision: The precision, or the name of the policy.
+        policy: The policy; `None` for a precision.
         seconds: Measured step times by (seed index, round), so that rounds of two precisions can be paired; skipped steps have none.
         samples: Samples in each measured step whose batch tells.
         losses: For each seed the loss of every step.
@@ -65,7 +70,8 @@ class Tally:
         outcome: `complete` unless it was cut short by its slowness or by an error.
     """
 
-    precision: Precision
+    precision: str
+    policy: Policy | None = None
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     samples: list[int] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -97,7 +103,7 @@ class RaceResult:
     """What a race found.
 
     Attributes:
-        tallies: One for each precision, in the order in which they were named.
+        tallies: One for each precision, in the order in which they were named, and then one for each policy.
         interrupted: Whether Ctrl-C ended it early.
     """
 
@@ -105,8 +111,16 @@ class RaceResult:
     interrupted: bool
 
 
-def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, options: RunOptions, progress: Progress) -> RaceResult:
-    """Runs the precisions in turns, for one seed after the other.
+def race(
+    factory: TaskFactory,
+    *,
+    precisions: Sequence[Precision],
+    policies: Mapping[str, Policy] = _NO_POLICIES,
+    plan: Plan,
+    options: RunOptions,
+    progress: Progress,
+) -> RaceResult:
+    """Runs the precisions and the policies in turns, for one seed after the other.
 
     Warm-up steps are not measured, and run one precision after the other. The order of the measured steps changes from round to round, so
     that each precision follows each other one as often as it precedes it. The first precision is the baseline: an error in it ends the
@@ -115,6 +129,7 @@ def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, o
     Args:
         factory: Makes the task.
         precisions: The baseline and what is compared with it.
+        policies: Policies that are compared with it, too, by their names.
         plan: How many steps.
         options: How they are run.
         progress: Called before each step with the number of steps done, of all steps, and what runs now.
@@ -126,7 +141,7 @@ def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, o
         HalfstepError: The baseline failed.
         KeyboardInterrupt: Ctrl-C came before the baseline had a measured step.
     """
-    running = _Race(factory, precisions=precisions, plan=plan, options=options, progress=progress)
+    running = _Race(factory, tallies=_tallies(precisions, policies), plan=plan, options=options, progress=progress)
     interrupted = False
     try:
         for index in range(len(plan.seeds)):
@@ -138,18 +153,20 @@ def race(factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, o
     return RaceResult(tallies=tuple(running.tallies), interrupted=interrupted)
 
 
+def _tallies(precisions: Sequence[Precision], policies: Mapping[str, Policy]) -> list[Tally]:
+    return [*(Tally(precision=each) for each in precisions), *(Tally(precision=name, policy=each) for name, each in policies.items())]
+
+
 @final
 class _Race:
     """The state of a race."""
 
-    def __init__(
-        self, factory: TaskFactory, *, precisions: Sequence[Precision], plan: Plan, options: RunOptions, progress: Progress
-    ) -> None:
+    def __init__(self, factory: TaskFactory, *, tallies: list[Tally], plan: Plan, options: RunOptions, progress: Progress) -> None:
         self._factory = factory
         self._plan = plan
         self._options = options
         self._progress = progress
-        self.tallies = [Tally(precision=precision) for precision in precisions]
+        self.tallies = tallies
         self._done = 0
         self._contenders: dict[int, Contender] = {}
         self._baseline_s = math.inf
@@ -198,11 +215,12 @@ class _Race:
             self._drop(number, outcome="failed", note=str(error))
 
     def _enter(self, number: int, seed: int) -> None:
-        precision = self.tallies[number].precision
-        contender = Contender(self._factory, precision=precision, seed=seed, options=self._options)
+        tally = self.tallies[number]
+        contender = Contender(self._factory, precision=tally.precision, policy=tally.policy, seed=seed, options=self._options)
         for parameter in contender.parameters():
             known = self._trained.get(id(parameter))
             if known is not None and known() is parameter:
+                contender.close()
                 raise TaskError(
                     "The factory returned a model that it had returned before, so that one run would train the weights of another. "
                     "Make the model inside the factory, anew for each call."
@@ -214,6 +232,7 @@ class _Race:
         contender = self._contenders.pop(number, None)
         if contender is None:
             return
+        contender.close()
         tally = self.tallies[number]
         if not contender.losses:
             return

@@ -26,7 +26,7 @@ class Evidence:
 
     Attributes:
         device: `cpu` or `cuda`.
-        native: Whether the device computes the precision in hardware.
+        native: Whether the device computes the precision, or that of the policy, in hardware.
         gain: How many times as fast as in fp32 the device multiplies large matrices; `None` when it was not measured.
         baseline: The profile of a step of the baseline.
         profile: The profile of a step of this precision; `None` when there is none.
@@ -36,6 +36,7 @@ class Evidence:
         skipped: How many of the steps were skipped.
         steps: How many steps it ran.
         rounds: How many pairs of steps the speed-up comes from; `None` when that is unknown.
+        computes: The lowest precision that a policy has computed in; empty for a precision, which is its own.
     """
 
     device: str
@@ -49,6 +50,7 @@ class Evidence:
     skipped: int = 0
     steps: int = 0
     rounds: int | None = None
+    computes: str = ""
 
 
 def expected_gain(*, share: float, gain: float) -> float:
@@ -136,6 +138,7 @@ def explain(precision: str, *, speedup: Interval | None, evidence: Evidence) -> 
         >>> explain("fp16", speedup=None, evidence=emulated)
         'this CPU does not compute fp16 training in hardware, so torch emulates it'
     """
+    precision = evidence.computes or precision
     if precision == "fp32":
         return ""
     if evidence.identical:

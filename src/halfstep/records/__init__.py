@@ -14,6 +14,7 @@ from halfstep.records.comparison import (
     Settings,
     Verdict,
 )
+from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
 from halfstep.records.scaler import ScalerStats
 from halfstep.records.step import Precision, StepRecord
 
@@ -22,11 +23,16 @@ __all__ = [
     "AbstractRecord",
     "Comparison",
     "Device",
+    "EffectivePrecision",
     "Interval",
     "LossParity",
     "MemoryParts",
     "MemorySource",
+    "ModulePrecision",
     "Outcome",
+    "OverrideEffect",
+    "OverrideStatus",
+    "PolicyEffect",
     "Precision",
     "PrecisionRun",
     "ScalerStats",

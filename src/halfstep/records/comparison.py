@@ -10,6 +10,7 @@ from typing_extensions import Self
 from halfstep.errors import RecordFormatError
 from halfstep.records.base import AbstractRecord
 from halfstep.records.codec import parse, structure
+from halfstep.records.policy import PolicyEffect
 
 __all__ = [
     "SCHEMA",
@@ -122,7 +123,7 @@ class PrecisionRun(AbstractRecord):
     """What one precision did in a comparison. Fields that could not be measured are `None`, and `note` says why.
 
     Attributes:
-        precision: `fp32`, `bf16` or `fp16`.
+        precision: `fp32`, `bf16` or `fp16`, or the name of a policy.
         step_time_ms: Step time in milliseconds: the median over all seeds, with its 95 % interval.
         samples_per_s: Samples per second at the median step time.
         peak_memory_mib: The peak memory of one step in MiB, everything that the step needs included.
@@ -165,7 +166,7 @@ class Verdict(AbstractRecord):
     """How one precision stands against the baseline.
 
     Attributes:
-        precision: The precision that is judged.
+        precision: The precision that is judged, or the name of the policy.
         baseline: The precision that it is judged against.
         speedup: Baseline step time divided by this precision's, measured round by round: the median and its 95 % interval. Above 1 is
             faster.
@@ -192,10 +193,11 @@ class Comparison(AbstractRecord):
         task: The name of the task.
         device: The machine.
         settings: How it was run.
-        runs: One for each precision, the baseline first.
-        verdicts: One for each precision after the baseline.
+        runs: One for each precision, the baseline first, and one for each policy.
+        verdicts: One for each run after the baseline.
         conclusion: What to do, in one sentence with its reason.
         interrupted: Whether it was stopped before all steps had run.
+        policies: What each policy does to the model, without what only a step shows.
     """
 
     schema: int
@@ -206,6 +208,7 @@ class Comparison(AbstractRecord):
     verdicts: tuple[Verdict, ...]
     conclusion: str
     interrupted: bool
+    policies: tuple[PolicyEffect, ...] = ()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

@@ -9,6 +9,7 @@ Example:
 from halfstep.report.comparison import comparison_document
 from halfstep.report.document import Axis, Card, Column, Document, Fact, Figure, Item, Section, Series, Table
 from halfstep.report.html import render_html, write_html
+from halfstep.report.policy import policy_document
 from halfstep.report.terminal import print_document
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Series",
     "Table",
     "comparison_document",
+    "policy_document",
     "print_document",
     "render_html",
     "write_html",

@@ -9,6 +9,7 @@ from halfstep.records import Comparison, Interval, LossParity, MemorySource, Pre
 from halfstep.report.comparison_figures import loss_figure, memory_figure, step_time_figure
 from halfstep.report.contenders import Contender, contenders
 from halfstep.report.document import Card, Column, Document, Fact, Item, Section, Table, Tone
+from halfstep.report.policy import policy_sections
 from halfstep.report.quantities import MISSING, TIMES, Unit, interval_texts, memory_unit, number_text, ratio_text, time_unit
 
 __all__ = ["comparison_document"]
@@ -54,6 +55,7 @@ def comparison_document(comparison: Comparison) -> Document:
         Section(title="Loss", figures=loss_figure(runs, settings=comparison.settings)),
         Section(title="Step time", figures=step_time_figure(runs)),
         Section(title="Peak memory", figures=memory_figure(runs)),
+        *(section for effect in comparison.policies for section in policy_sections(effect)),
         Section(title="Machine and settings", tables=(_circumstances(comparison),), place="page"),
     )
     return Document(
@@ -62,7 +64,7 @@ def comparison_document(comparison: Comparison) -> Document:
         subtitle=_subtitle(comparison, runs),
         conclusion=comparison.conclusion,
         notices=_notices(comparison, runs),
-        sections=tuple(section for section in sections if section.cards or section.tables or section.items or section.figures),
+        sections=tuple(one for one in sections if one.paragraphs or one.cards or one.items or one.tables or one.figures),
     )
 
 

@@ -15,7 +15,7 @@ __all__ = ["print_document"]
 
 # What a console that cannot write these characters gets instead; anything else that it cannot write becomes a question mark.
 _PLAIN = str.maketrans(
-    {"×": "x", "–": "-", "µ": "u", "→": "->", "·": "-", "“": '"', "”": '"', "’": "'"}  # noqa: RUF001
+    {"×": "x", "–": "-", "−": "-", "µ": "u", "→": "->", "·": "-", "“": '"', "”": '"', "’": "'"}  # noqa: RUF001
 )
 
 # The blanks that rich puts to the left and right of every cell, and the one between two columns.
