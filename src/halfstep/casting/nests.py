@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = ["HALVES", "cast_tensors", "device_type_of"]
+__all__ = ["HALVES", "cast_arguments", "cast_tensors", "device_type_of"]
 
 HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
@@ -49,6 +49,20 @@ def cast_tensors(nest: Any, dtype: torch.dtype, *, done: dict[int, Tensor] | Non
     if type(nest) in _PLAIN:
         return nest
     return _cast_parts(nest, dtype, {} if done is None else done)
+
+
+def cast_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, cast as by `cast_tensors`; a tensor that occurs in several of them is cast once.
+
+    Example:
+        >>> x = torch.zeros(2, dtype=torch.bfloat16)
+        >>> (one, two), _ = cast_arguments((x, x), {}, torch.float32)
+        >>> one is two, one.dtype
+        (True, torch.float32)
+    """
+    done: dict[int, Tensor] = {}
+    cast = tuple([cast_tensors(each, dtype, done=done) for each in args])
+    return cast, {name: cast_tensors(each, dtype, done=done) for name, each in kwargs.items()} if kwargs else kwargs
 
 
 def _cast_parts(nest: Any, dtype: torch.dtype, done: dict[int, Tensor]) -> Any:
@@ -93,16 +107,18 @@ def _with_attributes(nest: Any, values: dict[str, Any]) -> Any:
     return result
 
 
-def device_type_of(nest: Any) -> str | None:
-    """The type of the device of the first floating-point tensor in a nest of tuples, lists and dictionaries.
+def device_type_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The type of the device of the first floating-point tensor in the arguments of a call, or in tuples, lists and dictionaries there.
 
     Where there is none, that of the first tensor, such as one of token numbers; `None` without any.
 
     Example:
-        >>> device_type_of((torch.zeros(2, dtype=torch.long), [torch.zeros(2)]))
+        >>> device_type_of((torch.zeros(2, dtype=torch.long), [torch.zeros(2)]), {})
         'cpu'
     """
-    return _first_device(nest, floating=True) or _first_device(nest, floating=False)
+    if args and isinstance(args[0], Tensor) and args[0].is_floating_point():  # As it mostly is.
+        return args[0].device.type
+    return _first_device((args, kwargs), floating=True) or _first_device((args, kwargs), floating=False)
 
 
 def _first_device(nest: Any, *, floating: bool) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, Final, final
 import torch
 
 from halfstep._torch import FreshTraces, Overload, autocast_kernel, functional_overloads, register_autocast_kernel, without_autocast
-from halfstep.casting.nests import cast_tensors
+from halfstep.casting.nests import cast_arguments, cast_tensors
 from halfstep.numerics import lowered_ops
 from halfstep.precision import DTYPES
 from halfstep.records import Precision
@@ -217,9 +217,9 @@ def _register(name: str, device_type: str) -> None:
                 return original.call_boxed(keyset, *args, **kwargs)
             with without_autocast(device_type):
                 return overload.call(*args, **kwargs)
-        done: dict[int, torch.Tensor] = {}
+        args, kwargs = cast_arguments(args, kwargs, dtype)
         with without_autocast(device_type):
-            result = overload.call(*cast_tensors(args, dtype, done=done), **cast_tensors(kwargs, dtype, done=done))
+            result = overload.call(*args, **kwargs)
         return cast_tensors(result, torch.float32) if table.base == "fp32" and table.autocast_dtype is not None else result
 
     _registered[name, device_type] = _Registration(register_autocast_kernel(overload, kernel, device_type=device_type))

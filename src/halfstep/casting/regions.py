@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from halfstep._torch import own_parameters
-from halfstep.casting.nests import HALVES, cast_tensors, device_type_of
+from halfstep.casting.nests import HALVES, cast_arguments, cast_tensors, device_type_of
 from halfstep.casting.operations import OperationTable, in_force_here
 from halfstep.casting.weights import PureRegion, pure_dtype
 from halfstep.precision import DTYPES
@@ -75,18 +75,15 @@ class Region:
             # Stored in half, as a frozen backbone may be, or gathered in it by fully_shard.
             if weight is not None and weight.dtype in HALVES:
                 return self._run_pure(forward, module, args, kwargs, device_type)
-        done: dict[int, torch.Tensor] = {}
-        args = cast_tensors(args, torch.float32, done=done)
-        if kwargs:
-            kwargs = cast_tensors(kwargs, torch.float32, done=done)
-        device_type = device_type_of((args, kwargs)) or device_type
+        args, kwargs = cast_arguments(args, kwargs, torch.float32)
+        device_type = device_type_of(args, kwargs) or device_type
         if torch.is_autocast_enabled(device_type):
             with torch.autocast(device_type, enabled=False):
                 return forward(module, *args, **kwargs)
         return forward(module, *args, **kwargs)
 
     def _run_lower(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
-        device_type = device_type_of((args, kwargs)) or device_type
+        device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
         if outer and torch.get_autocast_dtype(device_type) is self.dtype:
             return forward(module, *args, **kwargs)
@@ -98,9 +95,8 @@ class Region:
         outside = pure_dtype()
         if outside is self.dtype:
             return forward(module, *args, **kwargs)
-        done: dict[int, torch.Tensor] = {}
-        args, kwargs = cast_tensors(args, self.dtype, done=done), cast_tensors(kwargs, self.dtype, done=done)
-        device_type = device_type_of((args, kwargs)) or device_type
+        args, kwargs = cast_arguments(args, kwargs, self.dtype)
+        device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
         with torch.autocast(device_type, enabled=False), PureRegion(self.dtype):
             result = forward(module, *args, **kwargs)
@@ -108,9 +104,8 @@ class Region:
 
     def _run_with_operations(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
         if self.precision == "fp32":
-            done: dict[int, torch.Tensor] = {}
-            args, kwargs = cast_tensors(args, torch.float32, done=done), cast_tensors(kwargs, torch.float32, done=done)
-        device_type = device_type_of((args, kwargs)) or device_type
+            args, kwargs = cast_arguments(args, kwargs, torch.float32)
+        device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
         with in_force_here(self.operations), _autocast(device_type, self.autocast_dtype):
             result = forward(module, *args, **kwargs)
