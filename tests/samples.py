@@ -8,7 +8,19 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from halfstep.records import SCHEMA, Comparison, Device, Interval, MemoryParts, PrecisionRun, Settings, Verdict
+from halfstep.records import (
+    SCHEMA,
+    Comparison,
+    Device,
+    Interval,
+    MemoryParts,
+    ModulePrecision,
+    OverrideEffect,
+    PolicyEffect,
+    PrecisionRun,
+    Settings,
+    Verdict,
+)
 
 _STEPS, _WARMUP, _SEEDS = 60, 5, (0, 1, 2)
 
@@ -160,3 +172,51 @@ def emulated_comparison(**changes: Any) -> Comparison:
         "verdicts": (verdict("bf16"), given_up),
     }
     return comparison(**(values | changes))
+
+
+def module_precision(path: str = "head", /, **changes: Any) -> ModulePrecision:
+    """A linear layer that an override keeps in fp32."""
+    values: dict[str, Any] = {
+        "path": path,
+        "kind": "Linear",
+        "precision": "fp32",
+        "reason": "head=fp32",
+        "direct": True,
+        "parameters": 650,
+        "calls": 1,
+    }
+    return ModulePrecision(**(values | changes))
+
+
+def override_effect(override: str = "head=fp32", /, **changes: Any) -> OverrideEffect:
+    """An override about one module, which was called."""
+    values: dict[str, Any] = {
+        "override": override,
+        "modules": 1,
+        "parameters": 650,
+        "ran": 1,
+        "casts": -2,
+        "status": "effective",
+        "note": "",
+    }
+    return OverrideEffect(**(values | changes))
+
+
+def policy_effect(**changes: Any) -> PolicyEffect:
+    """bf16 with the head in fp32, on a model of a body and a head."""
+    root = module_precision("", kind="Net", precision="bf16", reason="default", direct=False, parameters=0)
+    body = module_precision("body", precision="bf16", reason="default", direct=False, parameters=1350)
+    values: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": "islands",
+        "policy": "bf16; head=fp32; op:softmax=fp32",
+        "default": "bf16",
+        "pure": False,
+        "task": "examples/digits.py:task",
+        "overrides": (override_effect(), override_effect("op:softmax=fp32", modules=0, parameters=0, ran=4, casts=16)),
+        "modules": (root, body, module_precision()),
+        "casts": 54,
+        "cast_elements": 123456,
+        "casts_without": 40,
+    }
+    return PolicyEffect(**(values | changes))

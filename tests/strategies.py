@@ -10,11 +10,16 @@ from halfstep.records import (
     AbstractRecord,
     Comparison,
     Device,
+    EffectivePrecision,
     Interval,
     LossParity,
     MemoryParts,
     MemorySource,
+    ModulePrecision,
     Outcome,
+    OverrideEffect,
+    OverrideStatus,
+    PolicyEffect,
     Precision,
     PrecisionRun,
     ScalerStats,
@@ -31,6 +36,9 @@ __all__ = [
     "floats",
     "intervals",
     "memory_parts",
+    "module_precisions",
+    "override_effects",
+    "policy_effects",
     "precision_runs",
     "precisions",
     "scaler_stats",
@@ -139,6 +147,49 @@ def verdicts() -> st.SearchStrategy[Verdict]:
     )
 
 
+def module_precisions() -> st.SearchStrategy[ModulePrecision]:
+    return st.builds(
+        ModulePrecision,
+        path=texts(),
+        kind=texts(),
+        precision=st.sampled_from(get_args(EffectivePrecision)),
+        reason=texts(),
+        direct=st.booleans(),
+        parameters=st.integers(),
+        calls=st.none() | st.integers(),
+    )
+
+
+def override_effects() -> st.SearchStrategy[OverrideEffect]:
+    return st.builds(
+        OverrideEffect,
+        override=texts(),
+        modules=st.integers(),
+        parameters=st.integers(),
+        ran=st.none() | st.integers(),
+        casts=st.none() | st.integers(),
+        status=st.sampled_from(get_args(OverrideStatus)),
+        note=texts(),
+    )
+
+
+def policy_effects() -> st.SearchStrategy[PolicyEffect]:
+    return st.builds(
+        PolicyEffect,
+        schema=st.just(SCHEMA),
+        name=texts(),
+        policy=texts(),
+        default=precisions(),
+        pure=st.booleans(),
+        task=texts(),
+        overrides=_tuples(override_effects()),
+        modules=_tuples(module_precisions()),
+        casts=st.none() | st.integers(),
+        cast_elements=st.none() | st.integers(),
+        casts_without=st.none() | st.integers(),
+    )
+
+
 def comparisons() -> st.SearchStrategy[Comparison]:
     return st.builds(
         Comparison,
@@ -150,6 +201,7 @@ def comparisons() -> st.SearchStrategy[Comparison]:
         verdicts=_tuples(verdicts()),
         conclusion=texts(),
         interrupted=st.booleans(),
+        policies=_tuples(policy_effects()),
     )
 
 
@@ -159,6 +211,9 @@ RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     Device: devices(),
     Interval: intervals(),
     MemoryParts: memory_parts(),
+    ModulePrecision: module_precisions(),
+    OverrideEffect: override_effects(),
+    PolicyEffect: policy_effects(),
     PrecisionRun: precision_runs(),
     ScalerStats: scaler_stats(),
     Settings: settings(),

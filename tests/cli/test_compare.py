@@ -56,6 +56,7 @@ class TestArguments:
         assert call == {
             "task": "a.py:task",
             "precisions": ["fp32", "bf16", "fp16"],
+            "policies": [],
             "steps": 12,
             "warmup": 2,
             "seeds": 3,
@@ -88,6 +89,10 @@ class TestArguments:
     def test_what_is_named_is_passed_on(self, compare: Calls, words: str, name: str, value: object) -> None:
         assert run("a.py:task", *words.split()) == 0
         assert compare[0][name] == value
+
+    def test_policies_are_passed_on_in_their_order(self, compare: Calls) -> None:
+        assert run("a.py:task", "--policy", "b.toml", "--policy", "fp16; head=fp32") == 0
+        assert compare[0]["policies"] == ["b.toml", "fp16; head=fp32"]
 
     def test_blanks_in_a_list_of_precisions(self, compare: Calls) -> None:
         run("a.py:task", "--precisions", " fp32, bf16 ")
@@ -159,7 +164,7 @@ class TestOutput:
         def full(path: Path, text: str) -> None:
             raise ConfigurationError(f"Cannot write {path}: No space left on device.")
 
-        monkeypatch.setattr(sys.modules["halfstep.cli.compare"], "write_text", full)
+        monkeypatch.setattr(sys.modules["halfstep.cli.outputs"], "write_text", full)
         assert run("a.py:task", "--json", str(tmp_path / "a.json")) == 2
         out, err = capsys.readouterr()
         assert samples.comparison().conclusion in out
@@ -242,6 +247,8 @@ class TestTasks:
         [
             ("--precisions fp61", "Unknown precision 'fp61'. Allowed are fp32, bf16 and fp16. Did you mean 'fp16'?"),
             ("--precisions fp32,", "Unknown precision ''. Allowed are fp32, bf16 and fp16."),
+            ("--policy=nowhere.toml", "Cannot read the policy nowhere.toml: No such file or directory."),
+            ("--policy=fp61", "Unknown precision 'fp61'. Allowed are auto, fp32, bf16 and fp16. Did you mean 'fp16'?"),
             ("--device gpu", "Unknown device 'gpu'. Allowed are auto, cpu, cuda and cuda:N."),
         ],
     )
@@ -254,6 +261,17 @@ class TestTasks:
         words = ["--steps", "1", "--seeds", "1", "--device", "cpu", "--precisions", "fp16"]
         assert run(write_task(tmp_path, source), *words) == 1
         assert "fp16 did not run to the end (fp16 failed in step 1: AssertionError: no half here" in capsys.readouterr().out
+
+    def test_a_policy_is_a_column(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        file = tmp_path / "islands.toml"
+        file.write_text('default = "bf16"\n[[override]]\nclass = "torch.nn.Linear"\nprecision = "fp32"\n')
+        words = ["--steps", "1", "--seeds", "1", "--device", "cpu", "--precisions", "fp32", "--policy", str(file), "--json", "-"]
+        assert run(write_task(tmp_path), *words) == 0
+        comparison = Comparison.from_json(capsys.readouterr().out)
+        assert [each.precision for each in comparison.runs] == ["fp32", "islands"]
+        assert [each.precision for each in comparison.verdicts] == ["islands"]
+        (effect,) = comparison.policies
+        assert (effect.name, effect.policy) == ("islands", "bf16; torch.nn.Linear=fp32")
 
     def test_what_the_task_prints_stays_out_of_the_json(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         source = f"print('loading')\n{SQUARE}"

@@ -40,6 +40,7 @@ def test_help(capsys: pytest.CaptureFixture[str], option: str) -> None:
     out, err = capsys.readouterr()
     assert "Exit codes: 0 all is well, 1 there are findings, 2 it could not run, 130 Ctrl-C." in out
     assert "compare  Measure fp32 against bf16 and fp16" in out
+    assert "policy   Show what a policy does to a task" in out
     assert not err
 
 
@@ -48,6 +49,7 @@ def test_help_of_compare_names_every_option(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     for option in (
         "precisions",
+        "policy",
         "steps",
         "warmup",
         "seeds",
@@ -139,6 +141,8 @@ class TestErrors:
         "import halfstep.cli",
         "from halfstep.cli import main; main(['--help'])",
         "from halfstep.cli import main; main(['compare', '--help'])",
+        "from halfstep.cli import main; main(['policy', 'show', '--help'])",
+        "from halfstep.cli import main; main(['policy', 'show', 'bf16', 'a.py:task', '--json', 'no/such/folder/a.json'])",
         "from halfstep.cli import main; main(['compare', 'a.py:task', '--steps', '0'])",
         "from halfstep.cli import main; main(['compare', 'a.py:task', '--seeds', 'x'])",
         "from halfstep.cli import main; main(['compare', 'a.py:task', '--json', 'no/such/folder/a.json'])",

@@ -212,7 +212,7 @@ class TestPatience:
         assert run(make_factory(clock.loss), compile=True, max_slowdown=2.0, steps=2).tallies[2].outcome == "complete"
 
     def test_only_the_first_step_of_all_is_watched(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        limits: list[tuple[Precision, float | None]] = []
+        limits: list[tuple[str, float | None]] = []
 
         def noted(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Contender, *, limit_s: float | None = None) -> Any:

@@ -54,7 +54,8 @@ def show_command(
 
     TASK names a function that makes the model, the optimizer, the loss and the batches: path/to/file.py:task or package.module:task.
 
-    One training step runs under the policy, and one without each of its overrides; no weight changes.
+    One training step runs under the policy, and one without each of its overrides; no weight changes. Where the device emulates a
+    precision, as most CPUs do fp16, a step of a large model may take minutes.
 
     \b
     Example:
