@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -22,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.errors import InvalidTypeError, TaskError, did_you_mean
+from halfstep.errors import HalfstepError, InvalidTypeError, TaskError, did_you_mean
 
-__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "load_task", "make_task"]
+__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "blamed", "load_task", "make_task"]
 
 
 @final
@@ -237,6 +238,28 @@ def blame(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
         text, where = error.msg, f" ({error.filename}:{error.lineno})"
     return f"{type(error).__name__}: {text}{where}"
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """A block in which an exception from the task's code or from an operation becomes a TaskError; one that calls sys.exit() fails, too.
+
+    Args:
+        what: What failed, as the beginning of the message.
+
+    Example:
+        >>> with blamed("The step failed"):
+        ...     raise ValueError("bad size")
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.TaskError: The step failed: ValueError: bad size...
+    """
+    try:
+        yield
+    except HalfstepError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{what}: {blame(error)}") from error
 
 
 # Where no user's code lies: generated code such as a dataclass's __init__, halfstep, torch (also one that was built from source) and

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from halfstep._torch import BeforeEachOperation
 from halfstep.batch import move_batch, sample_count
 from halfstep.engine import MixedPrecision
-from halfstep.errors import HalfstepError, HalfstepWarning, TaskError
+from halfstep.errors import HalfstepError, HalfstepWarning
 from halfstep.hardware import StaticMemory, StepProfile, profile_step, static_memory, synchronize
 from halfstep.numerics import lowered_ops
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.records import StepRecord
 from halfstep.scaler import LossScaler
-from halfstep.task import BatchStream, TaskFactory, blame, make_task
+from halfstep.task import BatchStream, TaskFactory, blamed, make_task
 
 __all__ = ["Contender", "ProfiledStep", "RunOptions", "StepOverdueError", "TimedStep"]
 
@@ -104,7 +104,7 @@ class Contender:
         self.precision = precision
         self._options = options
         self._random = RandomState.capture()
-        with self._own_randomness(), _blamed(f"{precision} could not be set up with seed {seed}"):
+        with self._own_randomness(), blamed(f"{precision} could not be set up with seed {seed}"):
             seed_everything(seed)
             task = make_task(factory, seed=seed)
             self._stream = BatchStream(task.batches)
@@ -172,7 +172,7 @@ class Contender:
         self, observe: Callable[[Callable[[], StepRecord]], tuple[StepRecord, Any]], *, limit_s: float | None
     ) -> tuple[TimedStep, Any]:
         # Whatever a device has to complain about, it may say only at the next call: everything that talks to it is inside.
-        with self._own_randomness(), _blamed(f"{self.precision} failed in step {len(self.losses) + 1}"):
+        with self._own_randomness(), blamed(f"{self.precision} failed in step {len(self.losses) + 1}"):
             self._batch = move_batch(next(self._stream), device=self._options.device, memory_format=self._layout)
             synchronize(self._options.device)
             start = time.perf_counter()
@@ -199,17 +199,6 @@ class Contender:
         finally:
             self._random = RandomState.capture()
             outside.restore()
-
-
-@contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Turns an exception from the task's code or from an operation into a TaskError. A task that calls sys.exit() has failed, too."""
-    try:
-        yield
-    except HalfstepError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"{what}: {blame(error)}") from error
 
 
 def _lay_out_channels_last(model: nn.Module) -> None:

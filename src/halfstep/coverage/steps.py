@@ -16,11 +16,11 @@ from halfstep._torch import Overload, before_autocast_calls
 from halfstep.batch import move_batch
 from halfstep.coverage.readings import decided_overloads, distinct_modules
 from halfstep.engine import MixedPrecision
-from halfstep.errors import HalfstepError, HalfstepWarning, TaskError
+from halfstep.errors import HalfstepWarning
 from halfstep.numerics import CastCounter
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState, seed_everything
-from halfstep.task import BatchStream, Task, TaskFactory, blame, make_task
+from halfstep.task import BatchStream, Task, TaskFactory, blamed, make_task
 
 __all__ = ["StepCounts", "count_operations", "fresh_task", "watch_step"]
 
@@ -51,7 +51,7 @@ def fresh_task(factory: TaskFactory, *, seed: int, device: torch.device) -> Iter
     outside = RandomState.capture()
     try:
         seed_everything(seed)
-        with _blamed(f"The task could not be set up with seed {seed}"):
+        with blamed(f"The task could not be set up with seed {seed}"):
             task = make_task(factory, seed=seed)
             task.model.to(device=device)
             task.model.train()
@@ -113,7 +113,7 @@ def _counted(policy: Policy, counts: dict[int, int], *, device_type: str) -> Ite
 def _run(task: Task, policy: Policy, *, device: torch.device, within: AbstractContextManager[Any]) -> None:
     # The task's own optimizer may be one that only a closure can drive, such as LBFGS. None takes a step here, so any will do.
     trained = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
-    with _blamed(f"A step under the policy {str(policy)!r} failed"):
+    with blamed(f"A step under the policy {str(policy)!r} failed"):
         batch = move_batch(next(BatchStream(task.batches)), device=device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HalfstepWarning)  # That fp16 is emulated changes no count.
@@ -134,14 +134,3 @@ def _hook(calls: Counter[int], index: int) -> Callable[..., None]:
         calls[index] += 1
 
     return hook
-
-
-@contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Turns an exception from the task's code or from an operation into a TaskError."""
-    try:
-        yield
-    except HalfstepError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"{what}: {blame(error)}") from error
