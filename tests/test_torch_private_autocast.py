@@ -17,6 +17,7 @@ from halfstep._torch import (
     aten_operations,
     autocast_kernel,
     functional_overloads,
+    has_autocast_kernel,
     own_modules,
     own_parameters,
     register_autocast_kernel,
@@ -61,7 +62,8 @@ def test_every_such_overload_is_one_that_a_kernel_can_be_registered_for() -> Non
     ("name", "device_type", "there"), [("linear", "cpu", True), ("linear", "cuda", True), ("add.Tensor", "cpu", False)]
 )
 def test_the_kernels_of_autocast(name: str, device_type: str, there: bool) -> None:
-    assert (autocast_kernel(Overload.named(f"aten::{name}"), device_type=device_type) is not None) == there
+    assert has_autocast_kernel(Overload.named(f"aten::{name}"), device_type=device_type) == there
+    assert callable(autocast_kernel(Overload.named(f"aten::{name}"), device_type=device_type))
 
 
 def test_a_kernel_takes_the_place_of_torchs_and_can_call_it() -> None:
@@ -72,7 +74,7 @@ def test_a_kernel_takes_the_place_of_torchs_and_can_call_it() -> None:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(args[0].dtype)
         if len(calls) == 1:
-            return original.call_boxed(keyset, *args, **kwargs)
+            return original(keyset, *args, **kwargs)
         with without_autocast("cpu"):
             return overload.call(*args, **kwargs)
 
@@ -104,7 +106,7 @@ def test_torchs_kernel_keeps_its_cache_of_weights_when_it_is_called_so() -> None
         return weight.grad
 
     plain = gradient()
-    take_back = register_autocast_kernel(overload, original.call_boxed, device_type="cpu")
+    take_back = register_autocast_kernel(overload, original, device_type="cpu")
     try:
         assert torch.equal(gradient(), plain)
     finally:

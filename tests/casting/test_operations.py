@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from halfstep import Policy
+from halfstep._torch import HeldSetting
 from halfstep.casting import OperationTable, Registrations
 from halfstep.casting.operations import in_force
 from halfstep.policy import attach_policy
@@ -260,7 +261,10 @@ def test_compiled(text: str) -> None:
     model, written, inputs = Mixer(), by_hand(dtype, *names)(), torch.randn(4, 6)
     written.load_state_dict(model.state_dict())
     torch.compiler.reset()
+    # By default the compiler traces backward passes with the autocast of the forward pass on, which lowers those of fp32 operations.
+    setting = HeldSetting("backward_pass_autocast", "off")
     expected, hand = _compiled_step(written, inputs)
+    setting.close()
     plain, plain_graphs = _compiled_step(model, inputs)
     with Policy.parse(f"bf16; {text}").apply(model):
         found, graphs = _compiled_step(model, inputs)

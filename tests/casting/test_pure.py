@@ -130,7 +130,8 @@ def test_every_operation_runs_in_half_forward_and_backward(name: str, one_thread
         out = model(x)
         out.backward(torch.ones_like(out))
     # Casts there are, and memory that is only taken or shared; the sums that a kernel keeps besides, as norms do, are in fp32 on their own.
-    aside = {"_to_copy", "detach", "ones_like", "native_layer_norm", "native_group_norm", "empty_like", "clone", "zeros", "alias"}
+    aside = {"_to_copy", "where", "copy_", "detach", "ones_like", "empty_like", "clone", "zeros", "alias"}
+    aside |= {"native_layer_norm", "native_group_norm"}
     wrong = {op: kinds for op, kinds in dtypes.seen.items() if kinds != {BF16} and op not in aside}
     allowed = {"mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}
     assert set(wrong) <= allowed, wrong

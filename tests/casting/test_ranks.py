@@ -36,8 +36,7 @@ def test_two_ranks_come_to_what_one_comes_to(kind: str, tmp_path: Path) -> None:
                 close(each["together"], each["alone"], tolerance=0.02)
             assert each["keys"]
             text = TEXTS[index // 4]
-            # In a pure policy the code around the island computes in bf16, with autocast off, and so gets that.
-            assert each["island"] == ("[torch.float32]" if "2=fp32" in text and "pure" not in text else "[torch.bfloat16]")
+            assert each["island"] == ("[torch.float32]" if "2=fp32" in text else "[torch.bfloat16]")
             plain = ["Sequential", "Linear", "Tanh", "Linear", "Scores", "Linear", "Linear"]
             sharded = ["FSDPSequential", "Linear", "Tanh", "FSDPLinear", "FSDPScores", "Linear", "Linear"]
             assert each["names"] == (plain if kind == "ddp" else sharded)

@@ -58,6 +58,7 @@ def task(tmp_path: Path) -> str:
             "hed=fp32 has no effect: it matches no module of this Sequential, so the policy cannot be applied as it is. Did you mean "
             "'head'?",
         ),
+        ("bf16; class:X*=fp32", 1, "class:X*=fp32 has no effect: it matches no module of this Sequential, "),
         ("bf16; op:softmax=fp32", 1, "op:softmax=fp32 has no effect: the operation was not called where autocast is on."),
         ("bf16; head=fp32; hed=fp32; head=fp16", 1, "2 of 3 overrides have no effect: head=fp32 and hed=fp32."),
     ],
@@ -112,6 +113,7 @@ def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[st
         (["bf16", "TASK", "--html", "-"], "Name a file"),
         (["bf16", "TASK", "--json", "no/such/folder/a.json"], "there is no folder no/such/folder"),
         (["bf16"], "Missing argument 'TASK'"),
+        (["TASK", "bf16; head=fp32"], "is no policy, but 'bf16; head=fp32' is one: the policy comes first, then the task."),
     ],
 )
 def test_what_could_not_run(capsys: pytest.CaptureFixture[str], task: str, words: list[str], message: str) -> None:
@@ -120,6 +122,21 @@ def test_what_could_not_run(capsys: pytest.CaptureFixture[str], task: str, words
     assert message in err
     assert "Traceback" not in err
     assert not out
+
+
+def test_a_class_that_the_model_lacks_is_told_and_is_no_finding(capsys: pytest.CaptureFixture[str], task: str) -> None:
+    assert run("bf16; torch.nn.Conv2d=fp32", task, "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    assert "torch.nn.Conv2d=fp32: The model has no module of this class. That is no fault: a policy may serve many models." in out
+
+
+def test_a_policy_of_the_command_line_in_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, task: str) -> None:
+    file = tmp_path / "islands.toml"
+    file.write_text("bf16; head=fp32")
+    assert run(str(file), task) == 2
+    err = capsys.readouterr().err
+    assert "in the form for command lines and Policy.parse, 'bf16; head=fp32'. A file holds it as TOML:" in err
+    assert err.endswith('\n\ndefault = "bf16"\n\n[[override]]\nmodule = "head"\nprecision = "fp32"\n')
 
 
 def test_a_loss_that_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -134,3 +151,6 @@ def test_help_shows_both_forms_of_a_policy(capsys: pytest.CaptureFixture[str]) -
     for line in ('default = "fp16"', "[[override]]", 'module = "decoder.*.attn"', 'class = "torch.nn.LayerNorm"', 'op = "softmax"'):
         assert line in out
     assert "1 an override has no effect" in out
+    words = " ".join(out.split())
+    assert "A class of torch's that the model lacks is no such case" in words
+    assert "A class of your own is written class:package.Name, or class:Name." in words

@@ -37,6 +37,14 @@ class TestNames:
         with pytest.raises(ConfigurationError, match=message):
             name_policies(policies, besides=["fp32", "bf16"])
 
+    def test_texts_that_begin_alike_are_columns_of_their_own(self) -> None:
+        texts = [f"bf16; decoder.attention_block_number_{index}=fp32" for index in range(2)]
+        named = name_policies(texts, besides=["fp32"])
+        assert list(named) == ["bf16; deco...k_number_0=fp32", "bf16; deco...k_number_1=fp32"]
+        assert list(named.values()) == [Policy.parse(text) for text in texts]
+        with pytest.raises(ConfigurationError, match=r"would be the column 'bf16; deco\.\.\.k_number_0=fp32', like another policy"):
+            name_policies([*texts, texts[0]], besides=["fp32"])
+
     def test_two_files_of_one_name(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         files = [Policy.O1.save(tmp_path / "islands.toml"), Policy.O2.save(tmp_path / "a" / "islands.toml")]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from halfstep.task import Task, TaskFactory
 
-__all__ = ["Shared", "encoder", "factory", "islands", "square"]
+__all__ = ["Shared", "encoder", "factory", "islands", "softmaxes", "square"]
 
 
 def square(model: Any, batch: Tensor) -> Tensor:
@@ -31,6 +31,11 @@ def factory(model: Callable[[], nn.Module], *, loss: Callable[[Any, Tensor], Ten
 def islands() -> nn.Module:
     """Two layers around two activations, which have no weights."""
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Tanh(), nn.Linear(8, 8))
+
+
+def softmaxes() -> nn.Module:
+    """One operation in three modules."""
+    return nn.Sequential(nn.Softmax(-1), nn.Softmax(-1), nn.Softmax(-1), nn.Linear(8, 8))
 
 
 class Block(nn.Module):

@@ -15,7 +15,7 @@ from halfstep.errors import ConfigurationError, InvalidTypeError, TaskError
 from halfstep.policy import Policy
 from halfstep.records import OverrideEffect, PolicyEffect
 from halfstep.task import Task
-from tests.coverage.tasks import encoder, factory, islands, square
+from tests.coverage.tasks import encoder, factory, islands, softmaxes, square
 
 # A step of `islands` under bf16: the input, two weights and two biases are cast, and the gradients of the latter four back.
 PLAIN = 1 + 4 + 4
@@ -182,6 +182,32 @@ class TestCalls:
     def test_an_operation_that_is_not_called_where_autocast_is_on(self, policy: str, ran: int, status: str) -> None:
         override = only(effect(policy))
         assert (override.ran, override.status, override.note) == (ran, status, "The operation was not called where autocast is on.")
+
+    @pytest.mark.parametrize(
+        ("policy", "ran"),
+        [
+            ("bf16; op:softmax=fp32", 3),
+            ("bf16; op:softmax=fp32; 1=bf16", 2),
+            ("bf16; op:softmax=fp32; 1=fp32", 2),
+            ("bf16; 1=bf16; op:softmax=fp32", 3),
+            ("bf16; op:softmax=fp32; 1=bf16; 2=bf16", 1),
+            ("bf16; op:softmax=fp32; 1=bf16; op:softmax.int=fp32", 3),
+        ],
+    )
+    def test_calls_of_an_operation_count_only_where_its_override_decides(self, policy: str, ran: int) -> None:
+        found = effect(policy, softmaxes)
+        assert [each.ran for each in found.overrides if each.override.startswith("op:")][-1] == ran
+
+    @pytest.mark.parametrize("later", ["1.*=bf16", "1=fp16"])
+    def test_an_operation_that_is_called_only_where_later_overrides_decide(self, later: str) -> None:
+        def nested() -> nn.Module:
+            return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Softmax(-1), nn.Softmax(-1)))
+
+        override = effect(f"bf16; op:softmax=fp32; {later}", nested).overrides[0]
+        assert (override.ran, override.status) == (0, "uncalled")
+        assert override.note == (
+            "The operation was called only in modules that later overrides are about. Put it after those to override it there, too."
+        )
 
 
 class TestFindings:

@@ -87,9 +87,13 @@ class TestOverrides:
         assert found.kept == (1,)
         assert {decider for decider in found.deciders if decider is not None} == {1}, "by the index in the policy that was given"
 
+    def test_a_class_with_wildcards_that_matches_nothing_is_unmatched(self) -> None:
+        assert reading("bf16; class:X*=fp32; 0=fp32", encoder()).overrides[0].status == "unmatched"
+
     def test_a_class_of_torch_that_the_model_does_not_have_is_absent(self) -> None:
         found = reading("bf16; torch.nn.BatchNorm2d=fp32; 0=fp32", encoder())
-        assert (found.overrides[0].status, found.overrides[0].note) == ("absent", "The model has no module of this class.")
+        assert found.overrides[0].status == "absent"
+        assert found.overrides[0].note == "The model has no module of this class. That is no fault: a policy may serve many models."
         assert found.kept == (1,)
 
     @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def test_a_class_itself_is_a_pattern() -> None:
 
 
 def test_names_of_a_class() -> None:
-    assert class_names(Derived) == (f"{__name__}.Derived", "Derived", f"{__name__}.Base", "Base")
+    assert class_names(Derived)[:4] == (f"{__name__}.Derived", "Derived", f"{__name__}.Base", "Base")
     assert class_names(nn.BatchNorm2d)[:3] == ("torch.nn.BatchNorm2d", "BatchNorm2d", "torch.nn.modules.batchnorm.BatchNorm2d")
     assert "torch.nn.modules.batchnorm._NormBase" in class_names(nn.BatchNorm2d)
-    assert "Module" not in class_names(Base)
+    assert class_names(Base)[2:] == ("torch.nn.Module", "Module", "torch.nn.modules.module.Module")
 
 
 def test_the_later_override_wins_wherever_it_stands() -> None:
@@ -203,7 +203,7 @@ def test_a_model_without_parts_has_no_modules_to_name() -> None:
 
 def test_a_class_of_torch_may_be_missing() -> None:
     """A policy may be meant for many models."""
-    for text in ("bf16; torch.nn.BatchNorm2d=fp32", "bf16; class:LSTM=fp32", "bf16; class:My*=fp32"):
+    for text in ("bf16; torch.nn.BatchNorm2d=fp32", "bf16; class:LSTM=fp32"):
         Policy.parse(text).apply(Blocks()).remove()
 
 

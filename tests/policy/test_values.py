@@ -114,9 +114,9 @@ def test_parts_of_a_text(text: str, default: str, pure: bool, count: int) -> Non
         ("fp16; op:softmax.in=fp32", r"The operation aten\.softmax has no overload 'in' that autocast could cast\."),
         (
             "fp16; op:add_=fp32",
-            r"names the operation aten\.add_, which writes to its arguments or takes no tensors: autocast has no say in it",
+            r"names the operation aten\.add_, which converts tensors, writes to them, returns views of them or takes none",
         ),
-        ("fp16; op:zeros=fp32", r"takes no tensors"),
+        ("fp16; op:zeros=fp32", r"returns views of them or takes none: it cannot be cast"),
     ],
 )
 def test_what_is_no_policy_is_refused(text: str, match: str) -> None:

@@ -160,6 +160,21 @@ class TestInAComparison:
         assert section(document, "Modules under islands").place == "page"
         assert len(section(document, "Modules under islands").tables[0].rows) == 3
 
+    def test_an_effect_that_was_not_measured_says_so_and_who_measures_it(self) -> None:
+        unmeasured: dict[str, Any] = {"casts": None, "cast_elements": None, "casts_without": None}
+        told = policy_sections(samples.policy_effect(**unmeasured))[0]
+        assert told.paragraphs == (
+            "bf16; head=fp32; op:softmax=fp32",
+            "Whether each override has an effect in a step was not measured here: halfstep policy show tells.",
+        )
+        assert policy_sections(samples.policy_effect(overrides=(), **unmeasured))[0].paragraphs == ("It has no overrides.",)
+
+    def test_a_terminal_has_them_in_the_order_of_their_columns_before_the_summary(self) -> None:
+        effects = tuple(replace(samples.policy_effect(), name=name) for name in ("first", "second", "third"))
+        output = printed(comparison_document(samples.comparison(policies=effects)))
+        places = [output.index(title) for title in ("Policy first", "Policy second", "Policy third", "Summary", "Verdicts")]
+        assert places == sorted(places)
+
     @pytest.mark.parametrize(
         ("changes", "paragraphs"),
         [({"name": "bf16; head=fp32; op:softmax=fp32"}, ()), ({"overrides": (), "policy": "bf16"}, ("It has no overrides.",))],

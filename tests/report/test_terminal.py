@@ -58,6 +58,13 @@ def test_the_conclusion_comes_last_and_details_are_left_to_the_page() -> None:
     assert "Incomplete runs" not in output
 
 
+def test_the_order_is_turned_round_except_within_a_group() -> None:
+    groups = {"b": "letters", "c": "letters", "d": "others", "e": "others"}
+    sections = tuple(Section(title=f"<{name}>", paragraphs=("Text.",), group=groups.get(name, "")) for name in "abcdefg")
+    output = printed(Document(kind="Report", title="t", conclusion="c", sections=sections))
+    assert re.findall("<(.)>", output) == list("gfdebca")
+
+
 def test_figures_and_sections_of_nothing_else_are_left_out() -> None:
     output = printed(comparison_document(samples.comparison()))
     assert "Time of every measured step" not in output

@@ -6,14 +6,19 @@ new torch changes one of them.
 
 from halfstep._torch.autocast import (
     FreshTraces,
+    HeldSetting,
     Overload,
     aten_operations,
     autocast_kernel,
     functional_overloads,
+    has_autocast_kernel,
+    is_being_traced,
+    is_in_backward,
+    kept_out_of_graphs,
     register_autocast_kernel,
     without_autocast,
 )
-from halfstep._torch.counting import AfterEachCast, before_autocast_calls
+from halfstep._torch.counting import AfterEachCast
 from halfstep._torch.modules import (
     own_modules,
     own_parameters,
@@ -51,10 +56,10 @@ __all__ = [
     "AfterEachCast",
     "BeforeEachOperation",
     "FreshTraces",
+    "HeldSetting",
     "Overload",
     "aten_operations",
     "autocast_kernel",
-    "before_autocast_calls",
     "buffer_count",
     "check_and_unscale_",
     "copy_all_",
@@ -64,8 +69,12 @@ __all__ = [
     "foreach_multiply_",
     "foreach_norms",
     "functional_overloads",
+    "has_autocast_kernel",
     "has_found_infs",
+    "is_being_traced",
+    "is_in_backward",
     "is_joining",
+    "kept_out_of_graphs",
     "own_buffers",
     "own_modules",
     "own_parameters",

@@ -7,17 +7,23 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch._functorch.config
+import torch._guards
 
 __all__ = [
     "FreshTraces",
+    "HeldSetting",
     "Overload",
     "aten_operations",
     "autocast_kernel",
     "functional_overloads",
+    "has_autocast_kernel",
+    "is_being_traced",
+    "is_in_backward",
+    "kept_out_of_graphs",
     "register_autocast_kernel",
     "without_autocast",
 ]
@@ -34,6 +40,15 @@ class Overload:
 
     name: str
     call: Any
+
+    @property
+    def statistics(self) -> tuple[tuple[int, str], ...]:
+        """The arguments that it writes to although its schema does not say so, by place and name: those of batch and instance norm.
+
+        Private: `OpOverload._schema`, as in `functional_overloads`.
+        """
+        arguments = enumerate(self.call._schema.arguments)
+        return tuple((place, each.name) for place, each in arguments if each.name in ("running_mean", "running_var"))
 
     @property
     def short(self) -> str:
@@ -64,9 +79,14 @@ def _dispatched() -> frozenset[str]:
     return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
 
 
+_CONVERSIONS = frozenset({"_to_copy", "_autocast_to_full_precision", "_autocast_to_reduced_precision"})
+
+
 @cache
 def functional_overloads(operation: str) -> tuple[Overload, ...]:
-    """The overloads of an aten operation that take tensors and write to none of them, which are those that autocast may cast.
+    """The overloads of an aten operation that take tensors, write to none of them and return no view of any.
+
+    Those are the ones that may be cast. Conversions are not among them, since a cast would be made of them.
 
     Private: `OpOverload._schema`, which tells what an overload takes and writes to. Seen on torch 2.9 to 2.13.
 
@@ -79,22 +99,46 @@ def functional_overloads(operation: str) -> tuple[Overload, ...]:
     for overload in () if packet is None else packet.overloads():
         schema = getattr(packet, overload)._schema
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
+        returns_views = any(each.alias_info is not None for each in schema.returns)
         full = name if overload == "default" else f"{name}.{overload}"
-        if takes_tensors and not schema.is_mutable and only in ("", overload) and full in _dispatched():
+        if (
+            takes_tensors
+            and not schema.is_mutable
+            and not returns_views
+            and name not in _CONVERSIONS
+            and only in ("", overload)
+            and full in _dispatched()
+        ):
             found.append(Overload.named(f"aten::{full}"))
     return tuple(found)
 
 
-def autocast_kernel(overload: Overload, *, device_type: str) -> Any:
-    """What torch runs when autocast meets an overload, with a method `call_boxed`; `None` where autocast has nothing to say of it.
+def has_autocast_kernel(overload: Overload, *, device_type: str) -> bool:
+    """Whether autocast has a say in an overload.
 
-    Private: `torch._C._dispatch_has_kernel_for_dispatch_key`, because the public `torch.library.get_kernel` also returns the key's
-    fallback, which cannot be called. Seen on torch 2.13.
+    Private: `torch._C._dispatch_has_kernel_for_dispatch_key`. Seen on torch 2.9 to 2.13.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name, f"Autocast{device_type.upper()}")
+
+
+def autocast_kernel(overload: Overload, *, device_type: str) -> Callable[..., Any]:
+    """What runs when autocast meets an overload, called as `kernel(keyset, *args, **kwargs)`.
+
+    Where autocast has no say, that is what lies below it, with autocast on for the operations that it is made of.
+
+    Private: `torch._C._dispatch_keyset_full_after`, because `torch.library.get_kernel` gives autocast's fallback in that case, which cannot
+    be called. Seen on torch 2.13.
     """
     key = f"Autocast{device_type.upper()}"
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name, key):
-        return None
-    return torch.library.get_kernel(overload.call, key)
+    if has_autocast_kernel(overload, device_type=device_type):
+        kernel: Callable[..., Any] = torch.library.get_kernel(overload.call, key).call_boxed
+        return kernel
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
+
+    def pass_on(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return overload.call.redispatch(keyset & below, *args, **kwargs)
+
+    return pass_on
 
 
 def register_autocast_kernel(overload: Overload, kernel: Callable[..., Any], *, device_type: str) -> Callable[[], None]:
@@ -113,7 +157,7 @@ def register_autocast_kernel(overload: Overload, kernel: Callable[..., Any], *, 
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # That torch's own kernel is overridden is the intention.
-        library.impl(overload.short, kernel, f"Autocast{device_type.upper()}", with_keyset=True)
+        library.impl(overload.short, kept_out_of_graphs(kernel), f"Autocast{device_type.upper()}", with_keyset=True)
     take_back: Callable[[], None] = library._destroy
     return take_back
 
@@ -132,30 +176,93 @@ _AUTOCAST_KEYS = {
 }
 
 
+def is_being_traced() -> bool:
+    """Whether `torch.compile` is tracing in this thread, asked by code that the tracer itself runs, and not by what it traces.
+
+    Private: `torch._guards.TracingContext`, because `torch.compiler.is_compiling()` is true in traced code alone. Seen on torch 2.9 to
+    2.13.
+    """
+    return torch._guards.TracingContext.try_get() is not None
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def kept_out_of_graphs(function: _F) -> _F:
+    """A function that `torch.compile` does not trace, nor what it calls.
+
+    Private: `set_code_exec_strategy` and the enumerations that it takes, in `torch._C._dynamo.eval_frame`, and the mark
+    `_torchdynamo_disable`, because the public `torch.compiler.disable` imports the compiler, which takes a second. Seen on torch 2.13; a
+    torch without them gets the public one.
+    """
+    if not hasattr(function, "__code__"):  # One that is not written in Python.
+        return function
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        disabled: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled
+    marked: Any = function
+    frames.set_code_exec_strategy(marked.__code__, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP))
+    marked._torchdynamo_disable = True
+    return function
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass is under way in this thread, in which checkpointed code runs again.
+
+    Private: `torch._C._current_autograd_node`. Seen on torch 2.9 to 2.13.
+    """
+    return torch._C._current_autograd_node() is not None
+
+
+class HeldSetting:
+    """A setting of the ahead-of-time tracer of `torch.compile` that has another value while one of these is open.
+
+    Private: `torch._functorch.config`. Seen on torch 2.9 to 2.13; a torch without the setting is left alone.
+
+    Args:
+        name: Of the setting.
+        value: While it is held; the same for all that hold it.
+    """
+
+    _held: ClassVar[dict[str, tuple[int, Any]]] = {}
+
+    def __init__(self, name: str, value: object) -> None:
+        self._name = name
+        config: Any = torch._functorch.config
+        self._is_open = hasattr(config, name)
+        if self._is_open:
+            count, before = HeldSetting._held.get(name, (0, getattr(config, name)))
+            HeldSetting._held[name] = (count + 1, before)
+            setattr(config, name, value)
+
+    def close(self) -> None:
+        """Gives the setting back its value, unless another one holds it. The second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        count, before = HeldSetting._held.pop(self._name)
+        if count > 1:
+            HeldSetting._held[self._name] = (count - 1, before)
+        else:
+            setattr(torch._functorch.config, self._name, before)
+
+
 class FreshTraces:
     """While one of these is open, `torch.compile` takes no traced graph from disk; when it opens and closes, compiled code is forgotten.
 
     A graph that was traced holds the casts that autocast made then, and its key in torch's cache does not tell by which kernels.
 
-    Private: `torch._functorch.config.enable_autograd_cache`. Seen on torch 2.9 to 2.13.
+    Private: the setting `enable_autograd_cache`, as in `HeldSetting`.
     """
 
-    _open = 0
-    _before = True
-
     def __init__(self) -> None:
-        config: Any = torch._functorch.config
-        if not FreshTraces._open:
-            FreshTraces._before, config.enable_autograd_cache = config.enable_autograd_cache, False
-        FreshTraces._open += 1
+        self._setting = HeldSetting("enable_autograd_cache", value=False)
         _forget_compiled()
 
     def close(self) -> None:
         """Allows it again."""
-        config: Any = torch._functorch.config
-        FreshTraces._open -= 1
-        if not FreshTraces._open:
-            config.enable_autograd_cache = FreshTraces._before
+        self._setting.close()
         _forget_compiled()
 
 

@@ -1,4 +1,4 @@
-"""What halfstep uses of torch to count casts and calls of operations."""
+"""What halfstep uses of torch to count casts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep._torch.autocast import Overload, autocast_kernel, register_autocast_kernel, without_autocast
-
-__all__ = ["AfterEachCast", "before_autocast_calls"]
+__all__ = ["AfterEachCast"]
 
 
 class AfterEachCast(TorchDispatchMode):
@@ -33,31 +31,3 @@ class AfterEachCast(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and result.dtype is not args[0].dtype:
             self._see(args[0], result)
         return result
-
-
-def before_autocast_calls(overload: Overload, see: Callable[[], None], *, device_type: str) -> Callable[[], None]:
-    """Has a function called whenever autocast meets an overload; then runs what would have run.
-
-    No dispatch mode may be active meanwhile: for a kernel that is written in Python torch then looks up the one that was registered last,
-    so that this one would call itself. And what is registered for the overload later must be taken back earlier.
-
-    Private: as in `autocast_kernel` and `register_autocast_kernel`, which it is made of.
-
-    Args:
-        overload: The overload.
-        see: The function.
-        device_type: `cpu` or `cuda`.
-
-    Returns:
-        A function that takes it back.
-    """
-    original = autocast_kernel(overload, device_type=device_type)
-
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        see()
-        if original is not None:
-            return original.call_boxed(keyset, *args, **kwargs)
-        with without_autocast(device_type):
-            return overload.call(*args, **kwargs)
-
-    return register_autocast_kernel(overload, kernel, device_type=device_type)

@@ -1,10 +1,17 @@
 """How a module's forward, or an operation, comes to run in another precision than the code around it."""
 
 from halfstep.casting.islands import Island, Islands
-from halfstep.casting.nests import cast_tensors
-from halfstep.casting.operations import OperationTable, Registrations, enter_table, in_force, leave_table, shielding_table
+from halfstep.casting.nests import cast_arguments, cast_tensors
+from halfstep.casting.operations import (
+    OperationTable,
+    Registrations,
+    enter_table,
+    in_force,
+    leave_table,
+    shielding_table,
+    watched_operations,
+)
 from halfstep.casting.regions import Region
-from halfstep.casting.weights import recomputed_in
 
 __all__ = [
     "Island",
@@ -12,10 +19,11 @@ __all__ = [
     "OperationTable",
     "Region",
     "Registrations",
+    "cast_arguments",
     "cast_tensors",
     "enter_table",
     "in_force",
     "leave_table",
-    "recomputed_in",
     "shielding_table",
+    "watched_operations",
 ]

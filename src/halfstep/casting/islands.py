@@ -10,16 +10,16 @@ parametrizations do, the region stays.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from inspect import getattr_static
 from typing import Any, Final, Generic, final
 
 import torch
 from torch import nn
 
-from halfstep._torch import set_class
+from halfstep._torch import is_being_traced, set_class
 from halfstep.casting.regions import Region
 from halfstep.casting.weights import weight_methods
 from halfstep.errors import ConfigurationError
@@ -41,12 +41,16 @@ class Island:
         shows_weights: Whether it shows its weights in the dtype of the pure region that asks for them.
         calls_inner: Whether it calls the modules inside of it even where torch would take their weights and compute without them, as
             `nn.TransformerEncoderLayer` does in an evaluation without gradients.
+        with_hooks: Whether its hooks run in the region, too, some of which compute its weights.
+        seen_again: The dtype that it shows its weights in to code of a pure policy that runs again after its region has ended.
     """
 
     module: nn.Module
     region: Region | None
     shows_weights: bool = False
     calls_inner: bool = False
+    with_hooks: bool = True
+    seen_again: torch.dtype | None = None
 
 
 @final
@@ -101,6 +105,8 @@ class Islands:
             has_own_forward="forward" in vars(module),
             shows_weights=island.shows_weights,
             calls_inner=island.calls_inner,
+            with_hooks=island.with_hooks,
+            seen_again=island.seen_again,
         )
         key = (type(module), kind)
         if key not in self._classes:
@@ -122,6 +128,8 @@ class _Kind:
     has_own_forward: bool
     shows_weights: bool
     calls_inner: bool
+    with_hooks: bool
+    seen_again: torch.dtype | None
 
 
 def _check(module: nn.Module) -> None:
@@ -141,8 +149,10 @@ def _island_class(kind: Any, of: _Kind) -> type:
     names: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, _MARK: True}
     if of.region is not None:
         names["forward"] = _forward(kind, of.region, of)
+        if of.with_hooks:
+            names["__call__"] = _call(kind, of.region, of)
     if of.shows_weights:
-        names.update(weight_methods(kind))
+        names.update(weight_methods(kind, again=of.seen_again))
     if of.calls_inner:
         names.update(_INNER_CALLS)
 
@@ -161,7 +171,8 @@ def _island_class(kind: Any, of: _Kind) -> type:
     def follow(self: nn.Module, other: type) -> None:
         set_class(self, _island_class(other, of))
 
-    names["__class__"] = property(lambda self: kind, follow)
+    # The tracer of torch.compile looks methods up by the class that an object says it has, and writes guards for the one that it has.
+    names["__class__"] = property(lambda self: type(self) if is_being_traced() else kind, follow)
     island = _derived(kind, names)
     return island
 
@@ -191,21 +202,35 @@ _INNER_CALLS: Final = {
 
 
 def _forward(kind: Any, region: Region, of: _Kind) -> Any:
-    shared = region.runner()
-    run, device_type = types.MethodType(_with_own_code(shared.__func__), region), of.device_type
     if of.has_own_forward:
-        return _own_forward(run, device_type)
+        return _own_forward(region, of.device_type)
+    run, device_type = _runner(region), of.device_type
+    takes_no_self = isinstance(inspect.getattr_static(kind, "forward"), staticmethod | classmethod)
 
-    function = kind.forward
-    if isinstance(getattr_static(kind, "forward"), staticmethod | classmethod):
-
-        def function(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return kind.forward(*args, **kwargs)
+    def static(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(*args, **kwargs)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return run(function, self, args, kwargs, device_type)
+        return run(static if takes_no_self else kind.forward, self, args, kwargs, device_type)
 
-    return functools.wraps(kind.forward)(_with_own_code(forward))
+    named: Any = functools.wraps(kind.forward)(_with_own_code(forward))
+    # Whoever looks for the names of its arguments finds them; `torch.compile` would take the function that is wrapped for this one.
+    named.__signature__ = inspect.signature(kind.forward)
+    del named.__wrapped__
+    return named
+
+
+def _call(kind: Any, region: Region, of: _Kind) -> Any:
+    run, device_type = _runner(region), of.device_type
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(kind.__call__, self, args, kwargs, device_type)
+
+    return _with_own_code(call)
+
+
+def _runner(region: Region) -> Any:
+    return types.MethodType(_with_own_code(region.runner().__func__), region)
 
 
 def _with_own_code(function: Any) -> types.FunctionType:
@@ -218,8 +243,9 @@ def _with_own_code(function: Any) -> types.FunctionType:
     return types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _own_forward(run: Callable[..., Any], device_type: str) -> property:
+def _own_forward(region: Region, device_type: str) -> property:
     """A `forward` for modules that have one in their dictionary, which would be found before the class's; a property comes before both."""
+    run = region.runner()
 
     def get(self: nn.Module) -> Any:
         own = vars(self)["forward"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
-__all__ = ["HALVES", "cast_arguments", "cast_tensors", "device_type_of"]
+__all__ = ["HALVES", "Container", "cast_arguments", "cast_tensors", "device_type_of", "settle"]
 
 HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
@@ -20,17 +20,15 @@ _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _PLAIN: Final = frozenset({int, float, bool, str, type(None)})
 
 
-def cast_tensors(nest: Any, dtype: torch.dtype, *, done: dict[int, Tensor] | None = None) -> Any:
+def cast_tensors(nest: Any, dtype: torch.dtype) -> Any:
     """The same nest with its fp32, bf16 and fp16 tensors in a dtype; a part without any is passed on itself.
 
     It looks into tuples, named tuples (such as a `PackedSequence`), lists, mappings and dataclasses. Tensors of other dtypes, and objects
-    of other kinds, stay as they are.
+    of other kinds, stay as they are. A tensor that occurs twice is cast once.
 
     Args:
         nest: Whatever a module takes or returns.
         dtype: `torch.float32`, `torch.bfloat16` or `torch.float16`.
-        done: Casts that were made already, by the `id` of the tensor. A tensor that occurs twice is cast once, so that what were the same
-            tensor is the same tensor again: `nn.MultiheadAttention` asks for it.
 
     Example:
         >>> nest = (torch.zeros(2, dtype=torch.bfloat16), {"mask": torch.ones(2, dtype=torch.bool)}, "causal")
@@ -39,53 +37,121 @@ def cast_tensors(nest: Any, dtype: torch.dtype, *, done: dict[int, Tensor] | Non
         (torch.float32, torch.bool, 'causal')
     """
     if isinstance(nest, Tensor):
-        if nest.dtype is dtype or nest.dtype not in _CASTABLE:
-            return nest
-        if done is None:
-            return nest.to(dtype)
-        if id(nest) not in done:
-            done[id(nest)] = nest.to(dtype)
-        return done[id(nest)]
-    if type(nest) in _PLAIN:
-        return nest
-    return _cast_parts(nest, dtype, {} if done is None else done)
+        return nest if nest.dtype is dtype or nest.dtype not in _CASTABLE else nest.to(dtype)
+    return nest if type(nest) in _PLAIN else _Casts(dtype).of(nest)
 
 
-def cast_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, cast as by `cast_tensors`; a tensor that occurs in several of them is cast once.
+def cast_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Container]]:
+    """The arguments of a call, cast as by `cast_tensors`, and the lists and mappings among them that are copies.
+
+    A tensor that occurs in several arguments is cast once, so that what were the same tensor is the same tensor again:
+    `nn.MultiheadAttention` asks for it. What the call does to a list or a mapping, `settle` does to the one that was passed.
 
     Example:
         >>> x = torch.zeros(2, dtype=torch.bfloat16)
-        >>> (one, two), _ = cast_arguments((x, x), {}, torch.float32)
+        >>> (one, two), _, _ = cast_arguments((x, x), {}, torch.float32)
         >>> one is two, one.dtype
         (True, torch.float32)
     """
-    done: dict[int, Tensor] = {}
-    cast = tuple([cast_tensors(each, dtype, done=done) for each in args])
-    return cast, {name: cast_tensors(each, dtype, done=done) for name, each in kwargs.items()} if kwargs else kwargs
+    casts = _Casts(dtype)
+    cast = tuple([casts.of(each) for each in args])
+    return cast, {name: casts.of(each) for name, each in kwargs.items()} if kwargs else kwargs, casts.containers
 
 
-def _cast_parts(nest: Any, dtype: torch.dtype, done: dict[int, Tensor]) -> Any:
-    if isinstance(nest, tuple | list):
-        parts = [cast_tensors(part, dtype, done=done) for part in nest]
+@final
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A list or a mapping, its copy with tensors that are cast, and what was in the two of them."""
+
+    given: Any
+    copy: Any
+    items: tuple[Any, ...]
+    casts: tuple[Any, ...]
+
+
+def settle(containers: list[Container]) -> None:
+    """Does to lists and mappings what has been done to their copies since, such as an entry that was appended to a cache.
+
+    Example:
+        >>> cache = [torch.zeros(1, dtype=torch.bfloat16)]
+        >>> (copied,), _, containers = cast_arguments((cache,), {}, torch.float32)
+        >>> copied.append("more")
+        >>> settle(containers)
+        >>> len(cache), cache[0].dtype
+        (2, torch.bfloat16)
+    """
+    for each in containers:
+        is_list = isinstance(each.given, list)
+        now = list(each.copy) if is_list else list(each.copy.values())
+        same_keys = is_list or list(each.copy.keys()) == list(each.given.keys())
+        if same_keys and len(now) == len(each.casts) and _same(now, each.casts):
+            continue
+        before = {id(cast): item for cast, item in zip(each.casts, each.items, strict=True)}
+        values = [before.get(id(value), value) for value in now]
+        if is_list:
+            each.given[:] = values
+        else:
+            keys = list(each.copy.keys())
+            each.given.clear()
+            each.given.update(zip(keys, values, strict=True))
+
+
+@final
+class _Casts:
+    """The casts of one call."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._done: dict[int, Tensor] = {}
+        self.containers: list[Container] = []
+
+    def of(self, nest: Any) -> Any:
+        if isinstance(nest, Tensor):
+            if nest.dtype is self._dtype or nest.dtype not in _CASTABLE:
+                return nest
+            if id(nest) not in self._done:
+                self._done[id(nest)] = nest.to(self._dtype)
+            return self._done[id(nest)]
+        if type(nest) in _PLAIN:
+            return nest
+        if isinstance(nest, tuple | list):
+            return self._sequence(nest)
+        if isinstance(nest, Mapping):
+            return self._mapping(nest)
+        if is_dataclass(nest) and not isinstance(nest, type):
+            return _with_attributes(nest, {each.name: self.of(getattr(nest, each.name)) for each in fields(nest)})
+        return nest
+
+    def _sequence(self, nest: Any) -> Any:
+        parts = [self.of(part) for part in nest]
         if _same(parts, nest):
             return nest
-        if isinstance(nest, tuple) and hasattr(
-            nest, "_fields"
-        ):  # A named tuple: its class may take other arguments than its fields, as PackedSequence does.
-            return tuple.__new__(type(nest), parts)
-        return type(nest)(parts)
-    if isinstance(nest, Mapping):
-        values = {key: cast_tensors(value, dtype, done=done) for key, value in nest.items()}
+        if isinstance(nest, list):
+            result: Any = parts if type(nest) is list else copy.copy(nest)
+            result[:] = parts
+            self.containers.append(Container(nest, result, tuple(nest), tuple(parts)))
+            return result
+        if type(nest) is tuple or hasattr(nest, "n_fields"):  # What torch returns of max() and its like is made of a sequence.
+            return type(nest)(parts)
+        # A class of its own may take other arguments than its items, as PackedSequence does.
+        result = tuple.__new__(type(nest), parts)
+        if hasattr(nest, "__dict__"):
+            vars(result).update(vars(nest))
+        return result
+
+    def _mapping(self, nest: Any) -> Any:
+        values = {key: self.of(value) for key, value in nest.items()}
         if _same(list(values.values()), list(nest.values())):
             return nest
-        return values if type(nest) is dict else _with_items(nest, values)
-    if is_dataclass(nest) and not isinstance(nest, type):
-        return _with_attributes(nest, {each.name: cast_tensors(getattr(nest, each.name), dtype, done=done) for each in fields(nest)})
-    return nest
+        result = values if type(nest) is dict else _with_items(nest, values)
+        if isinstance(nest, MutableMapping):
+            self.containers.append(Container(nest, result, tuple(nest.values()), tuple(values.values())))
+        return result
 
 
-def _same(parts: list[Any], before: Any) -> bool:
+def _same(parts: Sequence[Any], before: Sequence[Any]) -> bool:
     return all(part is other for part, other in zip(parts, before, strict=True))
 
 

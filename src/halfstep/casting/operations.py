@@ -18,11 +18,21 @@ import torch
 
 from halfstep._torch import FreshTraces, Overload, autocast_kernel, functional_overloads, register_autocast_kernel, without_autocast
 from halfstep.casting.nests import cast_arguments, cast_tensors
+from halfstep.casting.weights import write_back
 from halfstep.numerics import lowered_ops
 from halfstep.precision import DTYPES
 from halfstep.records import Precision
 
-__all__ = ["OperationTable", "Registrations", "enter_table", "in_force", "in_force_here", "leave_table", "shielding_table"]
+__all__ = [
+    "OperationTable",
+    "Registrations",
+    "enter_table",
+    "in_force",
+    "in_force_here",
+    "leave_table",
+    "shielding_table",
+    "watched_operations",
+]
 
 _FP32: Final[Precision] = "fp32"
 _DEVICE_TYPES: Final = ("cpu", "cuda")
@@ -55,11 +65,19 @@ class OperationTable:
         there each operation that autocast would lower is in the table.
         """
         lowers = any(precision != "fp32" for precision in chosen.values())
-        complete: dict[str, Precision] = {**dict.fromkeys(lowered_ops(), _FP32), **chosen} if base == "fp32" and lowers else dict(chosen)
+        complete = dict(chosen)
+        if base == "fp32" and lowers:
+            # What is chosen comes last and in its order: of an operation and one of its overloads, the later word counts.
+            complete = {**{name: _FP32 for name in lowered_ops() if name not in chosen}, **chosen}
         dtypes = {
             overload.name: DTYPES[precision] for operation, precision in complete.items() for overload in functional_overloads(operation)
         }
         return cls(base=base, chosen=dict(chosen), dtypes=dtypes)
+
+    @property
+    def decided(self) -> frozenset[str]:
+        """The overloads that are chosen, without those that an fp32 region only keeps from being lowered."""
+        return frozenset(overload.name for operation in self.chosen for overload in functional_overloads(operation))
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -145,7 +163,23 @@ class _Registration:
     users: int = 1
 
 
-_registered: dict[tuple[str, str], _Registration] = {}
+_registered: Final[dict[tuple[str, str], _Registration]] = {}
+
+_observers: Final[list[Callable[[str, bool], None]]] = []
+
+
+@contextmanager
+def watched_operations(see: Callable[[str, bool], None]) -> Iterator[None]:
+    """A region in which a function is called whenever autocast meets an operation that some policy has a word on.
+
+    Args:
+        see: Called with the name of the overload, such as `aten::softmax.int`, and whether an override of the table in force decides here.
+    """
+    _observers.append(see)
+    try:
+        yield
+    finally:
+        _observers.remove(see)
 
 
 @final
@@ -208,18 +242,23 @@ def _register(name: str, device_type: str) -> None:
         return
     overload = Overload.named(name)
     original = autocast_kernel(overload, device_type=device_type)
+    statistics = overload.statistics
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         table = _current()
         dtype = None if table is None else table.dtypes.get(name)
+        if dtype is not None and any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values())):
+            dtype = None  # A call that says which dtype it wants is left alone, as autocast leaves it.
+        for see in _observers:
+            see(name, table is not None and dtype is not None and name in table.decided)
         if table is None or dtype is None:
-            if original is not None:
-                return original.call_boxed(keyset, *args, **kwargs)
-            with without_autocast(device_type):
-                return overload.call(*args, **kwargs)
-        args, kwargs = cast_arguments(args, kwargs, dtype)
+            return original(keyset, *args, **kwargs)
+        cast_args, cast_kwargs, _ = cast_arguments(args, kwargs, dtype)
         with without_autocast(device_type):
-            result = overload.call(*args, **kwargs)
+            result = overload.call(*cast_args, **cast_kwargs)
+        for place, argument in statistics:
+            stored, cast = (args[place], cast_args[place]) if place < len(args) else (kwargs.get(argument), cast_kwargs.get(argument))
+            write_back(stored, cast)
         return cast_tensors(result, torch.float32) if table.base == "fp32" and table.autocast_dtype is not None else result
 
     _registered[name, device_type] = _Registration(register_autocast_kernel(overload, kernel, device_type=device_type))

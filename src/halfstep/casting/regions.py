@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, final
 
 import torch
 
-from halfstep._torch import own_parameters
-from halfstep.casting.nests import HALVES, cast_arguments, cast_tensors, device_type_of
-from halfstep.casting.operations import OperationTable, in_force_here
-from halfstep.casting.weights import PureRegion, pure_dtype
+from halfstep._torch import kept_out_of_graphs, own_buffers, own_parameters
+from halfstep.casting.nests import HALVES, Container, cast_arguments, cast_tensors, device_type_of, settle
+from halfstep.casting.operations import OperationTable, in_force_here, shielding_table
+from halfstep.casting.weights import PureRegion, own_buffers_in, pure_dtype, runs_again
 from halfstep.precision import DTYPES
 from halfstep.records import Precision
 
@@ -31,6 +31,10 @@ class Region:
         precision: The precision.
         pure: Whether it is a pure region.
         operations: The operations that run in another precision than the region would have it; `None` where no policy has a word on any.
+        within: The precision of the pure policy that the region is a part of; `None` in one that is not pure.
+        is_outermost: Whether it is a policy's own region, and not one for some of its modules.
+        dtype: The dtype of the precision.
+        autocast_dtype: What autocast lowers to in the region; `None` where it is off.
 
     Example:
         >>> region = Region(precision="bf16")
@@ -41,15 +45,19 @@ class Region:
     precision: Precision
     pure: bool = False
     operations: OperationTable | None = None
+    within: Precision | None = None
+    is_outermost: bool = False
+    dtype: torch.dtype = field(init=False)
+    autocast_dtype: torch.dtype | None = field(init=False)
+    _surrounding: torch.dtype | None = field(init=False)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the precision."""
-        return DTYPES[self.precision]
+    def __post_init__(self) -> None:
+        # Looked up here and not where they are needed: torch.compile does not trace a read-only dictionary beside one that changes.
+        object.__setattr__(self, "dtype", DTYPES[self.precision])
+        object.__setattr__(self, "autocast_dtype", self._lowers_to())
+        object.__setattr__(self, "_surrounding", None if self.within is None else DTYPES[self.within])
 
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """What autocast lowers to in the region; `None` where it is off."""
+    def _lowers_to(self) -> torch.dtype | None:
         if self.pure:
             return None
         if self.precision != "fp32":
@@ -64,7 +72,7 @@ class Region:
         """
         if self.pure:
             function: Any = Region._run_pure
-        elif self.operations is not None:
+        elif self.operations is not None and self.autocast_dtype is not None:
             function = Region._run_with_operations
         else:
             function = Region._run_fp32 if self.precision == "fp32" else Region._run_lower
@@ -75,41 +83,65 @@ class Region:
             # Stored in half, as a frozen backbone may be, or gathered in it by fully_shard.
             if weight is not None and weight.dtype in HALVES:
                 return self._run_pure(forward, module, args, kwargs, device_type)
-        args, kwargs = cast_arguments(args, kwargs, torch.float32)
+        args, kwargs, containers = cast_arguments(args, kwargs, torch.float32)
         device_type = device_type_of(args, kwargs) or device_type
         if torch.is_autocast_enabled(device_type):
             with torch.autocast(device_type, enabled=False):
-                return forward(module, *args, **kwargs)
-        return forward(module, *args, **kwargs)
+                result = forward(module, *args, **kwargs)
+        else:
+            result = forward(module, *args, **kwargs)
+        if containers:
+            settle(containers)
+        return result
 
     def _run_lower(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
         device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
-        if outer and torch.get_autocast_dtype(device_type) is self.dtype:
+        shield = shielding_table()
+        if outer and shield is None and torch.get_autocast_dtype(device_type) is self.dtype:
             return forward(module, *args, **kwargs)
-        with _autocast(device_type, self.dtype):
+        with in_force_here(shield), _autocast(device_type, self.dtype):
             result = forward(module, *args, **kwargs)
         return result if outer else cast_tensors(result, torch.float32)
 
     def _run_pure(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
         outside = pure_dtype()
         if outside is self.dtype:
-            return forward(module, *args, **kwargs)
-        args, kwargs = cast_arguments(args, kwargs, self.dtype)
+            return self._call_pure(forward, module, args, kwargs)
+        if outside is None and self._surrounding is not None and runs_again():
+            outside = self._surrounding
+        args, kwargs, containers = cast_arguments(args, kwargs, self.dtype)
         device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
         with torch.autocast(device_type, enabled=False), PureRegion(self.dtype):
-            result = forward(module, *args, **kwargs)
+            result = self._call_pure(forward, module, args, kwargs)
+        settle(containers)
         return result if outer else cast_tensors(result, outside or torch.float32)
 
+    def _call_pure(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        if not own_buffers(module):
+            return forward(module, *args, **kwargs)
+        with own_buffers_in(module, self.dtype):
+            return forward(module, *args, **kwargs)
+
     def _run_with_operations(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
+        if torch.compiler.is_compiling() and not self.is_outermost:
+            # What is traced here meets the kernels of autocast later, when the table of another region is in force.
+            return _outside_of_graphs(self._run_with_operations, forward, module, args, kwargs, device_type)
+        containers: list[Container] = []
         if self.precision == "fp32":
-            args, kwargs = cast_arguments(args, kwargs, torch.float32)
+            args, kwargs, containers = cast_arguments(args, kwargs, torch.float32)
         device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
         with in_force_here(self.operations), _autocast(device_type, self.autocast_dtype):
             result = forward(module, *args, **kwargs)
+        settle(containers)
         return result if outer or self.precision == "fp32" else cast_tensors(result, torch.float32)
+
+
+@kept_out_of_graphs
+def _outside_of_graphs(run: Callable[..., Any], *args: Any) -> Any:
+    return run(*args)
 
 
 def _autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:

@@ -10,36 +10,31 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from halfstep._torch import own_buffers, version_of
+from halfstep._torch import is_in_backward, own_buffers, version_of
 from halfstep.casting.nests import cast_tensors
 
-__all__ = ["PureRegion", "pure_dtype", "recomputed_in", "weight_methods"]
+__all__ = ["PureRegion", "own_buffers_in", "pure_dtype", "runs_again", "weight_methods", "write_back"]
 
 
 class _State(threading.local):
-    dtype: torch.dtype | None = None
-    casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, Tensor, int, int]] | None = None
+    # Set in each thread, and not in the class alone: torch.compile guards on what the instance has.
+    def __init__(self) -> None:
+        self.dtype: torch.dtype | None = None
+        self.casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, Tensor, int, int]] | None = None
+        self.buffers: list[tuple[nn.Module, dict[str, Tensor]]] = []
 
 
 _state: Final = _State()
 
-# Backward passes that may run pure code again, which began in a region that has ended. It is no thread's: they have threads of their own.
-_recomputed: Final[list[torch.dtype]] = []
-
 
 def pure_dtype() -> torch.dtype | None:
     """The dtype of the pure region that the code runs in; `None` outside of one."""
-    return _state.dtype or (_recomputed[-1] if _recomputed else None)
+    return _state.dtype
 
 
-@contextmanager
-def recomputed_in(dtype: torch.dtype) -> Iterator[None]:
-    """A backward pass in which checkpointed code runs again as it ran in a pure region of a dtype."""
-    _recomputed.append(dtype)
-    try:
-        yield
-    finally:
-        _recomputed.remove(dtype)
+def runs_again() -> bool:
+    """Whether the code may be what activation checkpointing runs again, in a backward pass and so after its region has ended."""
+    return not torch.compiler.is_compiling() and is_in_backward()
 
 
 @final
@@ -58,63 +53,135 @@ class PureRegion:
         if self._outer is None:
             _state.casts = {}
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         _state.dtype = self._outer
         if self._outer is None and _state.casts is not None:
             casts, _state.casts = _state.casts, None
-            _write_back(list(casts.values()))
+            for stored, cast, _, version in casts.values():
+                if _version(cast) != version:  # The code wrote to what it took for the weight.
+                    write_back(stored, cast)
 
 
-def _write_back(casts: list[tuple[Tensor, Tensor, int, int]]) -> None:
-    """What the code wrote into the cast of a buffer, such as a running statistic, is written into the buffer."""
-    for stored, cast, _, version in casts:
-        if version_of(cast) != version and not cast.requires_grad:
-            with torch.no_grad():
-                stored.copy_(cast)
+@contextmanager
+def own_buffers_in(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """A call of a module in which its own buffers are seen in a dtype; what the code writes into them is kept, in the dtype they have.
+
+    A call within one of the same module, as `forward` is in the call of it, goes on with the same.
+    """
+    if any(called is module for called, _ in _state.buffers):
+        yield
+        return
+    stored = {name: each for name, each in own_buffers(module).items() if each is not None}
+    casts = {name: cast_tensors(each, dtype) for name, each in stored.items()}
+    changed = {name: cast for name, cast in casts.items() if cast is not stored[name]}
+    _state.buffers.append((module, changed))
+    try:
+        yield
+    finally:
+        _state.buffers.pop()
+        for name, cast in changed.items():  # Those that were assigned anew are no longer among them.
+            write_back(stored[name], cast)
 
 
-def _seen(stored: Any) -> Any:
-    """A weight as the current region sees it."""
+def write_back(stored: Any, cast: Any) -> None:
+    """What an operation may have written into the cast of a tensor, such as running statistics, is written into the tensor.
+
+    That is asked of the elements, without a wait for the device: batch normalization does not tell by the tensor's version that it wrote.
+    Elements that nobody wrote to keep what the cast rounded away.
+    """
+    if cast is stored or not isinstance(stored, Tensor):
+        return
+    with torch.no_grad():
+        stored.copy_(torch.where(cast == stored.to(cast.dtype), stored, cast.to(stored.dtype)))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else version_of(tensor)
+
+
+def _seen(stored: Any, *, sparse: bool, again: torch.dtype | None) -> Any:
+    """A weight as the current region sees it; with `again`, as code that runs again outside of any region saw it."""
     dtype, casts = pure_dtype(), _state.casts
+    if dtype is None and again is not None and runs_again():
+        dtype = again
     if dtype is None or not isinstance(stored, Tensor) or stored.dtype is dtype:
         return stored
     if torch.compiler.is_compiling():  # The compiler casts a weight that is used twice only once by itself.
-        return cast_tensors(stored, dtype)
+        return _cast(stored, dtype, sparse=sparse)
     if nn.parameter.is_lazy(stored):
         return stored
-    if casts is None:  # What a backward pass runs again must not outlive its part of it.
-        return cast_tensors(stored, dtype)
+    if casts is None:
+        return _cast(stored, dtype, sparse=sparse)
     # Without gradients a weight's cast has no history, so it is no good for a pass that needs one.
     key = (id(stored), dtype, stored.requires_grad and torch.is_grad_enabled())
     known = casts.get(key)
-    if known is not None and known[2] == version_of(stored):
+    if known is not None and known[2] == _version(stored):
         return known[1]
-    cast = cast_tensors(stored, dtype)
+    cast = _cast(stored, dtype, sparse=sparse)
     if cast is not stored:
-        casts[key] = (stored, cast, version_of(stored), version_of(cast))
+        casts[key] = (stored, cast, _version(stored), _version(cast))
     return cast
 
 
-def weight_methods(kind: Any) -> dict[str, Any]:
+@final
+class _SparseCast(torch.autograd.Function):
+    """A cast whose backward pass takes a sparse gradient; that of `Tensor.to` refuses it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor in the dtype."""
+        ctx.dtype = tensor.dtype
+        return tensor.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """The gradient in the tensor's own dtype."""
+        return gradient.to(ctx.dtype), None
+
+
+def _cast(stored: Tensor, dtype: torch.dtype, *, sparse: bool) -> Tensor:
+    if sparse and stored.is_floating_point():
+        cast: Tensor = _SparseCast.apply(stored, dtype)  # type: ignore[no-untyped-call]
+        return cast
+    return cast_tensors(stored, dtype)  # type: ignore[no-any-return]
+
+
+def _buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module as the call of it that is under way sees them; none outside of one."""
+    for called, buffers in reversed(_state.buffers):
+        if called is module:
+            return buffers
+    return {}
+
+
+def weight_methods(kind: Any, *, again: torch.dtype | None) -> dict[str, Any]:
     """The methods by which a class derived from a module's shows its weights in the dtype of the region that asks for them.
 
     The module's own dictionaries hold what they held: `parameters()`, `state_dict()` and optimizers see the stored weights.
+
+    Args:
+        kind: The module's class.
+        again: The dtype of the region that the module runs in, in a pure policy, for code that runs again after it has ended.
     """
 
     def get(self: nn.Module, name: str) -> Any:
-        return _seen(kind.__getattr__(self, name))
+        buffers = _buffers_of(self)
+        return (
+            buffers[name] if name in buffers else _seen(kind.__getattr__(self, name), sparse=vars(self).get("sparse") is True, again=again)
+        )
 
     def put(self: nn.Module, name: str, value: Any) -> None:
         stored = own_buffers(self).get(name) if pure_dtype() is not None else None
         if stored is not None and isinstance(value, Tensor):
             value = cast_tensors(value, stored.dtype)
+            _buffers_of(self).pop(name, None)
         kind.__setattr__(self, name, value)
 
     methods: dict[str, Any] = {"__getattr__": get, "__setattr__": put}
     if issubclass(kind, nn.RNNBase):
 
         def flat(self: nn.Module) -> Any:
-            return [_seen(weight) for weight in vars(self)["_flat_weights"]]
+            return [_seen(weight, sparse=False, again=again) for weight in vars(self)["_flat_weights"]]
 
         def put_flat(self: nn.Module, weights: Any) -> None:
             vars(self)["_flat_weights"] = weights

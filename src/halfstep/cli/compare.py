@@ -23,7 +23,7 @@ __all__ = ["compare_command"]
     "policies",
     multiple=True,
     metavar="POLICY",
-    help="A policy to measure beside them: a TOML file, or a text such as 'fp16; head=fp32'. May be repeated.",
+    help="A policy to measure beside them: a TOML file, or a text such as 'fp16; head=fp32; class:Block=fp32'. May be repeated.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=12, show_default=True, help="Measured steps of each precision for each seed.")
 @click.option(
@@ -74,7 +74,8 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
             return F.cross_entropy(model(x), y)
 
     The precisions, and the policies given by --policy, run in turns in one process, from the same seeds. Ctrl-C prints what is known
-    so far. What a policy does to each module, and what its casts are, shows `halfstep policy show`.
+    so far. What a policy does to each module, whether each of its overrides has an effect, and what its casts are, shows
+    `halfstep policy show`.
 
     \b
     Exit codes: 0 all is well, 1 a precision trains worse or fails, 2 it could not run, 130 Ctrl-C.

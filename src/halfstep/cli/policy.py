@@ -30,7 +30,8 @@ def show_command(
     """Show what POLICY does to TASK: the precision of each module and why, what each override is about, and the casts it adds.
 
     POLICY is the path of a TOML file, or a text: a default precision (fp32, bf16, fp16 or auto), and overrides by the path of a module, by
-    class or by operation. Later overrides win. O0 to O3 are Apex's levels.
+    class or by operation. Later overrides win. A class of your own is written class:package.Name, or class:Name. O0 to O3 are Apex's
+    levels.
 
     \b
         'fp16; decoder.*.attn=fp32; torch.nn.LayerNorm=fp32; op:softmax=fp32'
@@ -64,12 +65,14 @@ def show_command(
     \b
     Exit codes: 0 all is well, 1 an override has no effect, 2 it could not run, 130 Ctrl-C.
     An override has no effect when it matches nothing, when later ones decide about all that it
-    matches, or when none of that was called in the step.
+    matches, or when none of that was called in the step. A class of torch's that the model lacks
+    is no such case, since a policy may serve many models: that is shown, and the exit code is 0.
     """  # noqa: D301 - click reads \\b as "keep these lines"
     check_outputs(json_file=json_file, html_file=html_file)
     # It loads torch, which the help must not wait for.
-    from halfstep.coverage import policy_effect  # noqa: PLC0415
+    from halfstep.coverage import check_policy_first, policy_effect  # noqa: PLC0415
 
+    check_policy_first(policy, task)
     with task_output(json_file), progress_bar() as progress:
         effect = policy_effect(policy, task, seed=seed, device=device, progress=progress)
     publish(effect, policy_document(effect), json_file=json_file, html_file=html_file)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from halfstep.coverage import NamedPolicy, describe_policy
+from halfstep.coverage import NamedPolicy, describe_policy, told_apart
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.hardware import native_precisions, resolve_precision
 from halfstep.policy import Policy
@@ -62,7 +62,7 @@ def name_policies(policies: Sequence[Policy | str | Path], *, besides: Sequence[
     if isinstance(given, str | Path | Policy) or not isinstance(given, Iterable):
         raise InvalidTypeError(f"compare(policies=...) takes a sequence of policies, such as ['fp16; head=fp32'], not {given!r}.")
     named: dict[str, Policy] = {}
-    for each in map(NamedPolicy.of, given):
+    for each in told_apart([NamedPolicy.of(each) for each in given]):
         if each.name in named or each.name in besides:
             other = "another policy" if each.name in named else "the precision"
             raise ConfigurationError(

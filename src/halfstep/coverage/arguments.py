@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from halfstep.errors import InvalidTypeError
+from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.policy import Policy
 
-__all__ = ["NamedPolicy", "read_policy_argument"]
+__all__ = ["NamedPolicy", "check_policy_first", "read_policy_argument", "told_apart"]
 
 _LEVELS: Final = ("O0", "O1", "O2", "O3")
 
@@ -57,6 +58,52 @@ class NamedPolicy:
             f"A policy is a halfstep.Policy, the path of a TOML file, or a text such as 'fp16; head=fp32', not {value!r}."
         )
 
+    @property
+    def is_shortened(self) -> bool:
+        """Whether its name is the beginning of its text."""
+        text = str(self.policy)
+        return self.name != text and self.name == _shortened(text)
+
+
+def told_apart(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:
+    """The same policies, with other names for texts that begin alike: with their ends, where those differ, or else with their places.
+
+    Example:
+        >>> texts = ("bf16; decoder.attention_block_0=fp32", "bf16; decoder.attention_block_1=fp32")
+        >>> [each.name for each in told_apart([NamedPolicy.of(text) for text in texts])]
+        ['bf16; deco...on_block_0=fp32', 'bf16; deco...on_block_1=fp32']
+    """
+    told = list(policies)
+    first = {each.policy: place for place, each in reversed(list(enumerate(policies, start=1)))}
+    renamed: tuple[Callable[[Policy], str], ...] = (
+        lambda policy: _without_its_middle(str(policy)),
+        lambda policy: f"{_shortened(str(policy), longest=_LONGEST - 5)} ({first[policy]})",
+    )
+    for rename in renamed:
+        # Each as often as there are different policies that go by it.
+        names = [name for name, _ in {(each.name, each.policy) for each in told}]
+        told = [
+            replace(now, name=rename(now.policy)) if given.is_shortened and names.count(now.name) > 1 else now
+            for given, now in zip(policies, told, strict=True)
+        ]
+    return told
+
+
+def check_policy_first(policy: str, task: str) -> None:
+    """Accepts the two words of a command line in their order. Where neither is a policy, that is told by whoever reads them.
+
+    Raises:
+        ConfigurationError: The policy is none, but the task is.
+
+    Example:
+        >>> check_policy_first("train.py:task", "bf16")
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.ConfigurationError: 'train.py:task' is no policy, but 'bf16' is one: the policy comes first, then the task.
+    """
+    if not _is_policy(policy) and _is_policy(task):
+        raise ConfigurationError(f"{policy!r} is no policy, but {task!r} is one: the policy comes first, then the task.")
+
 
 def read_policy_argument(text: str) -> Policy:
     """The policy that a word of a command line stands for.
@@ -92,5 +139,17 @@ def _policy_file(text: str) -> Path | None:
         return None
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3].rstrip('; ')}..."
+def _is_policy(text: str) -> bool:
+    try:
+        NamedPolicy.of(text)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _shortened(text: str, *, longest: int = _LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3].rstrip('; ')}..."
+
+
+def _without_its_middle(text: str) -> str:
+    return f"{text[:10].rstrip('; ')}...{text[10 + 3 - _LONGEST :].lstrip('; ')}"

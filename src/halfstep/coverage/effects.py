@@ -11,7 +11,7 @@ import torch
 
 from halfstep.coverage.arguments import NamedPolicy
 from halfstep.coverage.readings import Reading, read
-from halfstep.coverage.steps import StepCounts, count_operations, fresh_task, watch_step
+from halfstep.coverage.steps import OperationCalls, StepCounts, count_operations, fresh_task, watch_step
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.hardware import parse_device
 from halfstep.policy import Policy
@@ -73,7 +73,7 @@ def policy_effect(
         progress(done, total, what)
         with fresh_task(factory, seed=seed, device=place) as made:
             known[smaller] = watch_step(made, smaller, device=place)
-    operations: dict[int, int] = {}
+    operations: dict[int, OperationCalls] = {}
     if has_operations:
         progress(total - 1, total, "calls of operations")
         with fresh_task(factory, seed=seed, device=place) as made:
@@ -170,7 +170,7 @@ def _reduced(reading: Reading) -> list[tuple[str, Policy]]:
 
 
 def _measured(
-    effect: OverrideEffect, index: int, *, reading: Reading, known: dict[Policy, StepCounts], operations: dict[int, int]
+    effect: OverrideEffect, index: int, *, reading: Reading, known: dict[Policy, StepCounts], operations: dict[int, OperationCalls]
 ) -> OverrideEffect:
     if not _decides(effect):
         return replace(effect, ran=0, casts=0)
@@ -178,12 +178,19 @@ def _measured(
     added = whole.casts - known[_without(reading, index)].casts
     applied = reading.kept.index(index)
     if reading.policy.overrides[applied].kind == "op":
-        ran, note = operations[applied], "The operation was not called where autocast is on."
+        ran, note = operations[applied].decided, _never_decided(operations[applied])
     else:
         decided = [place for place, decider in enumerate(reading.deciders) if decider == index]
         ran = sum(whole.calls[place] > 0 for place in decided)
         note = _never_called(reading, whole, decided=decided)
     return replace(effect, ran=ran, casts=added, status="effective" if ran else "uncalled", note="" if ran else note)
+
+
+def _never_decided(calls: OperationCalls) -> str:
+    """Why an override of an operation without an effect has none."""
+    if calls.met:
+        return "The operation was called only in modules that later overrides are about. Put it after those to override it there, too."
+    return "The operation was not called where autocast is on."
 
 
 def _never_called(reading: Reading, whole: StepCounts, *, decided: list[int]) -> str:

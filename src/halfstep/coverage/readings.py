@@ -133,7 +133,7 @@ def _status(policy: Policy, index: int, where: Sequence[Place], *, decides: bool
         name = type(where[0].module).__name__
         hint = unmatched_hint(override, where)
         return "unmatched", f"It matches no module of this {name}, so the policy cannot be applied as it is.{hint}"
-    return "absent", "The model has no module of this class."
+    return "absent", "The model has no module of this class. That is no fault: a policy may serve many models."
 
 
 def decided_overloads(overrides: Sequence[Override], index: int) -> frozenset[str]:

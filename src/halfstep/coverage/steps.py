@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from halfstep._torch import Overload, before_autocast_calls
 from halfstep.batch import move_batch
+from halfstep.casting import watched_operations
 from halfstep.coverage.readings import decided_overloads, distinct_modules
 from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepWarning
@@ -22,7 +22,7 @@ from halfstep.policy import Policy
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.task import BatchStream, Task, TaskFactory, blamed, make_task
 
-__all__ = ["StepCounts", "count_operations", "fresh_task", "watch_step"]
+__all__ = ["OperationCalls", "StepCounts", "count_operations", "fresh_task", "watch_step"]
 
 
 @final
@@ -39,6 +39,20 @@ class StepCounts:
     casts: int
     elements: int
     calls: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationCalls:
+    """How often an operation that an override is about was called in one training step, where autocast is on.
+
+    Attributes:
+        met: All of these calls.
+        decided: Those that the override decided about. The others were in modules that later overrides are about.
+    """
+
+    met: int
+    decided: int
 
 
 @contextmanager
@@ -81,33 +95,27 @@ def watch_step(task: Task, policy: Policy, *, device: torch.device) -> StepCount
     return StepCounts(casts=counter.casts, elements=counter.elements, calls=tuple(calls[index] for index in range(len(modules))))
 
 
-def count_operations(task: Task, policy: Policy, *, device: torch.device) -> dict[int, int]:
-    """Runs the same step, and counts the calls of operations that meet autocast.
+def count_operations(task: Task, policy: Policy, *, device: torch.device) -> dict[int, OperationCalls]:
+    """Runs the same step, and counts the calls of operations that overrides are about.
 
     Returns:
-        For each override of an operation, by its index, how often the operation was called where autocast is on.
+        The calls for each of these overrides, by its index.
 
     Raises:
         TaskError: The task's code or an operation failed.
     """
-    counts = {index: 0 for index, each in enumerate(policy.overrides) if each.kind == "op"}
-    _run(task, policy, device=device, within=_counted(policy, counts, device_type=device.type))
-    return counts
+    operations = [index for index, each in enumerate(policy.overrides) if each.kind == "op"]
+    overrides = {name: index for index in operations for name in decided_overloads(policy.overrides, index)}
+    met: Counter[int] = Counter()
+    decided: Counter[int] = Counter()
 
+    def see(name: str, decides: bool) -> None:  # noqa: FBT001 - as it is called
+        if name in overrides:
+            met[overrides[name]] += 1
+            decided[overrides[name]] += decides
 
-@contextmanager
-def _counted(policy: Policy, counts: dict[int, int], *, device_type: str) -> Iterator[None]:
-    def seeing(index: int) -> Callable[[], None]:
-        def see() -> None:
-            counts[index] += 1
-
-        return see
-
-    with ExitStack() as stack:
-        for index in counts:
-            for name in sorted(decided_overloads(policy.overrides, index)):
-                stack.callback(before_autocast_calls(Overload.named(name), seeing(index), device_type=device_type))
-        yield
+    _run(task, policy, device=device, within=watched_operations(see))
+    return {index: OperationCalls(met=met[index], decided=decided[index]) for index in operations}
 
 
 def _run(task: Task, policy: Policy, *, device: torch.device, within: AbstractContextManager[Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, final
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 from typing_extensions import Self
 
-from halfstep.casting import Island, Islands, OperationTable, Region, Registrations, in_force, recomputed_in
+from halfstep._torch import HeldSetting
+from halfstep.casting import Island, Islands, OperationTable, Region, Registrations, in_force
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.policy.matching import Decision, Place, check_all_match, decide, places
 from halfstep.precision import DTYPES
@@ -32,21 +34,20 @@ class PolicyHandle:
         region: What the code around the model runs in, where that is the engine's to say.
     """
 
-    def __init__(self, policy: Policy, model: nn.Module, *, region: Region, islands: Islands, registrations: Registrations) -> None:
+    def __init__(self, policy: Policy, model: nn.Module, *, region: Region, removals: Sequence[Callable[[], None]]) -> None:
         self.policy = policy
         self.model = model
         self.region = region
-        self._islands = islands
-        self._registrations = registrations
+        self._removals = tuple(removals)
 
     def recomputation(self) -> AbstractContextManager[None]:
         """A backward pass through the model, in which what was checkpointed runs again as it ran in the forward pass."""
-        return recomputed_in(DTYPES[self.policy.resolved]) if self.policy.pure else in_force(self.region.operations)
+        return in_force(self.region.operations)
 
     def remove(self) -> None:
         """Takes the policy away: the model is as it was. The second call does nothing."""
-        self._islands.remove()
-        self._registrations.remove()
+        for remove in self._removals:
+            remove()
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +74,8 @@ def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> Poli
         raise InvalidTypeError(f"A policy is applied to a torch.nn.Module, not to a {type(given).__name__}.")
     where = places(model)
     check_all_match(policy.overrides, where)
+    if policy.pure:
+        _check_not_lazy(model)
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
     if policy.default == "auto":
         if device is None:
@@ -89,7 +92,22 @@ def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> Poli
     except BaseException:
         made.remove()
         raise
-    return PolicyHandle(policy, model, region=around, islands=made, registrations=registrations)
+    # A compiled backward pass would be traced with the autocast that is on around the model, in islands, too.
+    setting = HeldSetting("backward_pass_autocast", "off")
+    # An engine that is dropped with its model leaves nothing of this to the process.
+    root = where[0].module
+    weakref.finalize(root, registrations.remove)
+    weakref.finalize(root, setting.close)
+    return PolicyHandle(policy, model, region=around, removals=(made.remove, registrations.remove, setting.close))
+
+
+def _check_not_lazy(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ConfigurationError(
+                f"The parameter {name!r} has no shape yet, as in lazy modules before their first batch. Run one batch through the model "
+                "before a pure policy is applied to it."
+            )
 
 
 @final
@@ -98,7 +116,7 @@ class _Regions:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._known: dict[tuple[Precision, tuple[tuple[str, Precision], ...]], Region] = {}
+        self._known: dict[tuple[Precision, bool, tuple[tuple[str, Precision], ...]], Region] = {}
         self._has_operations = any(each.kind == "op" for each in policy.overrides)
 
     def of(self, index: int | None) -> Region:
@@ -112,10 +130,16 @@ class _Regions:
             if each.kind == "op":
                 later.pop(each.pattern, None)  # An overload may stand between two overrides of its operation: the order counts.
                 later[each.pattern] = each.precision
-        key = (precision, tuple(later.items()))
+        key = (precision, index is None, tuple(later.items()))
         if key not in self._known:
             table = OperationTable.of(later, base=precision) if self._has_operations else None
-            self._known[key] = Region(precision=precision, pure=self._policy.pure, operations=table)
+            self._known[key] = Region(
+                precision=precision,
+                pure=self._policy.pure,
+                operations=table,
+                within=self._policy.resolved if self._policy.pure else None,
+                is_outermost=index is None,
+            )
         return self._known[key]
 
     def tables(self) -> list[OperationTable]:
@@ -140,6 +164,9 @@ def _islands(policy: Policy, where: Sequence[Place], *, regions: _Regions, every
             region=own.get(module),
             shows_weights=policy.pure or (module in own and own[module].precision == "fp32"),
             calls_inner=module in skipping,
+            # What hooks of the whole model do, such as to gather or to cast, is its surroundings' business.
+            with_hooks=module is not root,
+            seen_again=None if not policy.pure else own[module].dtype if module in own else DTYPES[policy.resolved],
         )
         for module in decided
         if policy.pure or module in own or module in skipping

@@ -11,9 +11,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from halfstep.errors import ConfigurationError, did_you_mean
-from halfstep.files import write_text
 
-__all__ = ["PlainPolicy", "read_policy", "write_policy"]
+__all__ = ["PlainPolicy", "read_policy", "toml_text"]
 
 _KEYS: Final = ("default", "pure", "override")
 _KINDS: Final = ("module", "class", "op")
@@ -35,11 +34,16 @@ class PlainPolicy:
     overrides: tuple[tuple[Any, str, Any], ...]
 
 
-def write_policy(path: Path, *, default: str, pure: bool, overrides: Sequence[tuple[str, str, str]]) -> Path:
-    """Writes a policy file, whole or not at all.
+def toml_text(*, default: str, pure: bool, overrides: Sequence[tuple[str, str, str]]) -> str:
+    """What a policy file holds.
 
-    Raises:
-        ConfigurationError: It cannot be written.
+    Example:
+        >>> print(toml_text(default="bf16", pure=False, overrides=[("module", "head", "fp32")]), end="")
+        default = "bf16"
+        <BLANKLINE>
+        [[override]]
+        module = "head"
+        precision = "fp32"
     """
     document = tomlkit.document()
     document["default"] = default
@@ -53,8 +57,7 @@ def write_policy(path: Path, *, default: str, pure: bool, overrides: Sequence[tu
         tables.append(table)
     if overrides:
         document["override"] = tables
-    write_text(path, tomlkit.dumps(document))
-    return path
+    return tomlkit.dumps(document)
 
 
 def read_policy(path: Path) -> PlainPolicy:
@@ -64,7 +67,7 @@ def read_policy(path: Path) -> PlainPolicy:
         ConfigurationError: It cannot be read, is no TOML, or has other keys or types than a policy.
     """
     try:
-        plain: dict[str, Any] = tomlkit.parse(path.read_bytes().decode("utf-8")).unwrap()
+        plain: dict[str, Any] = tomlkit.parse(path.read_bytes().decode("utf-8-sig")).unwrap()
     except OSError as error:
         raise ConfigurationError(f"Cannot read the policy {path}: {error.strerror or error}.") from error
     except (TOMLKitError, UnicodeDecodeError) as error:

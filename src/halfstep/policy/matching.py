@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 from torch import nn
 
@@ -13,8 +13,6 @@ from halfstep.errors import ConfigurationError, did_you_mean
 from halfstep.policy.overrides import Override, class_names
 
 __all__ = ["Decision", "Place", "bare_model", "check_all_match", "decide", "places", "unmatched_hint"]
-
-_WILDCARDS: Final = frozenset("*?[")
 
 
 @final
@@ -134,7 +132,7 @@ def _some(names: Sequence[str], *, most: int = 8) -> str:
 
 def _is_known_class(pattern: str) -> bool:
     """Whether torch has such a class: a policy may be meant for many models, and not each has, say, a norm of each kind."""
-    return bool(_WILDCARDS & set(pattern)) or pattern in _nn_classes()
+    return pattern in _nn_classes()
 
 
 def _nn_classes() -> set[str]:

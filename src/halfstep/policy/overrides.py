@@ -145,13 +145,15 @@ class Override:
 def class_names(module_class: type) -> tuple[str, ...]:
     """What a class of modules can be called in an override: its name in full, as torch's documentation writes it, and the name alone.
 
+    Those of the classes that it is derived from follow.
+
     Example:
-        >>> class_names(nn.LayerNorm)
+        >>> class_names(nn.LayerNorm)[:3]
         ('torch.nn.LayerNorm', 'LayerNorm', 'torch.nn.modules.normalization.LayerNorm')
     """
     names: dict[str, None] = {}
     for kind in module_class.__mro__:
-        if kind is nn.Module or not issubclass(kind, nn.Module):
+        if not issubclass(kind, nn.Module):
             continue
         full = f"{kind.__module__}.{kind.__qualname__}"
         public = f"torch.nn.{kind.__name__}" if full.startswith("torch.nn.modules.") and hasattr(nn, kind.__name__) else full
@@ -170,8 +172,10 @@ def _operation(pattern: str) -> str:
     operation, _, overload = name.partition(".")
     if overload and functional_overloads(operation):
         raise ConfigurationError(f"The operation aten.{operation} has no overload {overload!r} that autocast could cast.")
-    known = sorted(each for each in aten_operations() if functional_overloads(each)) if operation not in aten_operations() else []
-    why = "which writes to its arguments or takes no tensors: autocast has no say in it" if not known else "which torch does not have"
+    if operation in aten_operations():
+        why, known = "which converts tensors, writes to them, returns views of them or takes none: it cannot be cast", []
+    else:
+        why, known = "which torch does not have", [each for each in sorted(aten_operations()) if functional_overloads(each)]
     raise ConfigurationError(f"The override {pattern!r} names the operation aten.{operation}, {why}.{did_you_mean(operation, known=known)}")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, cast, final
 
 from halfstep.errors import ConfigurationError, InvalidTypeError
+from halfstep.files import write_text
 from halfstep.hardware import resolve_precision
 from halfstep.policy.application import PolicyHandle, attach_policy
-from halfstep.policy.files import read_policy, write_policy
+from halfstep.policy.files import read_policy, toml_text
 from halfstep.policy.overrides import Override
 from halfstep.precision import parse_precision
 from halfstep.records import Precision
@@ -129,7 +130,16 @@ class Policy:
         Raises:
             ConfigurationError: The file cannot be read, or holds no policy.
         """
-        plain = read_policy(Path(path))
+        try:
+            plain = read_policy(Path(path))
+        except ConfigurationError as error:
+            as_text = _policy_in(Path(path))
+            if as_text is None:
+                raise
+            raise ConfigurationError(
+                f"{path} holds a policy in the form for command lines and Policy.parse, {str(as_text)!r}. A file holds it as TOML:"
+                f"\n\n{as_text._toml().rstrip()}"
+            ) from error
         try:
             return cls(
                 default=cast("DefaultPrecision", plain.default),
@@ -148,8 +158,12 @@ class Policy:
         Raises:
             ConfigurationError: The file cannot be written.
         """
+        write_text(Path(path), self._toml())
+        return Path(path)
+
+    def _toml(self) -> str:
         overrides = [(each.kind, each.pattern, each.precision) for each in self.overrides]
-        return write_policy(Path(path), default=self.default, pure=self.pure, overrides=overrides)
+        return toml_text(default=self.default, pure=self.pure, overrides=overrides)
 
     def override(self, pattern: str | type[nn.Module], precision: str) -> Policy:
         """A policy with one more override, which is stronger than all others.
@@ -220,6 +234,14 @@ class Policy:
             (torch.bfloat16, torch.float32)
         """
         return attach_policy(self, model, everywhere=True)
+
+
+def _policy_in(path: Path) -> Policy | None:
+    """The policy that a file holds as text, and not as TOML; `None` if it holds none."""
+    try:
+        return Policy.parse(path.read_bytes().decode("utf-8-sig"))
+    except (OSError, UnicodeDecodeError, ConfigurationError):
+        return None
 
 
 def _items(text: str) -> list[str]:

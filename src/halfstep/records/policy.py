@@ -54,8 +54,8 @@ class OverrideEffect(AbstractRecord):
         override: The override, as text.
         modules: How many modules it decides about; none for an override of an operation.
         parameters: How many parameters those have.
-        ran: How many of those modules were called in one training step; for an override of an operation, how often the operation was
-            called in its forward pass where autocast is on. `None` where no step was run.
+        ran: How many of those modules were called in one training step; for an override of an operation, how many calls of the operation
+            it decided about: those where autocast is on, and not in modules that later overrides are about. `None` where no step was run.
         casts: How many casts it adds to a training step: those of the step with the whole policy, less those of the step without this
             override. Negative where it saves casts, such as those of weights. `None` where no step was run.
         status: `effective`; `absent`, where the model has no module of the class that it names; `unmatched`, where it matches nothing and

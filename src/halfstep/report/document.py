@@ -219,6 +219,8 @@ class Section:
         tables: Tables.
         figures: Figures; a terminal leaves them out.
         place: `everywhere`, or `page` for what a terminal leaves out.
+        group: What sections that follow each other have in common, such as one for each policy. They are read in their order, on a
+            terminal as well; empty for a section by itself.
 
     Example:
         >>> Section(title="Notes", paragraphs=("All went well.",)).tables
@@ -232,6 +234,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     place: Place = "everywhere"
+    group: str = ""
 
 
 @final

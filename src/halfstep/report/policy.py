@@ -19,6 +19,11 @@ _MOST_MODULES = 30
 
 _ROOT = "(the model)"
 
+# The sections of several policies stand in the order of their columns, wherever they are read.
+_GROUP = "policies"
+
+_UNMEASURED = "Whether each override has an effect in a step was not measured here: halfstep policy show tells."
+
 
 def policy_document(effect: PolicyEffect) -> Document:
     """The document that shows what a policy does: whether it does what it says first, then its overrides, then the modules.
@@ -61,17 +66,19 @@ def policy_sections(effect: PolicyEffect) -> tuple[Section, ...]:
         ['Policy O1']
     """
     text = "It has no overrides." if not effect.overrides else effect.policy if effect.policy != effect.name else ""
+    unmeasured = _UNMEASURED if effect.overrides and effect.casts is None else ""
     told = Section(
         title=f"Policy {effect.name}",
-        paragraphs=(text,) if text else (),
+        paragraphs=tuple(part for part in (text, unmeasured) if part),
         items=_notes(effect),
         tables=(_override_table(effect),) if effect.overrides else (),
+        group=_GROUP,
     )
     if not effect.modules:
         return (told,)
     # On a terminal, what was measured must not scroll out of sight.
     modules = _module_table(effect.modules, caption=_counts(effect.modules))
-    return (told, Section(title=f"Modules under {effect.name}", tables=(modules,), place="page"))
+    return (told, Section(title=f"Modules under {effect.name}", tables=(modules,), place="page", group=_GROUP))
 
 
 def _notes(effect: PolicyEffect) -> tuple[Item, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -25,7 +28,8 @@ _CELL_PADDING = 3
 def print_document(document: Document, console: Console) -> None:
     """Prints a document: the text and tables of its sections, its notices, its conclusion. Figures are left out.
 
-    A page is read from its top, a terminal from its end. So the order is turned round, and the conclusion comes last.
+    A page is read from its top, a terminal from its end. So the order is turned round, and the conclusion comes last. Sections of one
+    group keep their order.
 
     On a terminal a table that is too wide is printed in parts, each with the names of its rows. Into a pipe or a file every line is
     written whole, however long it is. Nothing in a document is read as markup.
@@ -47,7 +51,7 @@ def print_document(document: Document, console: Console) -> None:
     _print_text(console, _text(console, f"{document.kind}: {document.title}", style="bold"))
     if document.subtitle:
         _print_text(console, _text(console, document.subtitle, style="dim"))
-    for section in reversed(document.sections):
+    for section in _from_the_end(document.sections):
         if section.place == "everywhere":
             _print_section(console, section)
     for notice in document.notices:
@@ -55,6 +59,13 @@ def print_document(document: Document, console: Console) -> None:
         _print_text(console, _text(console, notice, style="yellow"))
     console.print()
     _print_text(console, _text(console, document.conclusion, style="bold"))
+
+
+def _from_the_end(sections: Sequence[Section]) -> Iterator[Section]:
+    """The last section first; those of one group in their order."""
+    groups = [list(members) for _, members in groupby(enumerate(sections), key=lambda each: each[1].group or each[0])]
+    for members in reversed(groups):
+        yield from (section for _, section in members)
 
 
 def _text(console: Console, content: str, *, style: str = "") -> Text:
