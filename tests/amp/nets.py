@@ -38,7 +38,8 @@ def make_batches(count: int, *, size: int = 8) -> list[tuple[Tensor, Tensor]]:
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in model.state_dict().values()]
+    """Copies of them as they are stored, which is not as the state dict shows them at every level."""
+    return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
 
 
 def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

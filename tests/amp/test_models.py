@@ -13,7 +13,7 @@ from tests.amp.nets import make_net
 
 
 def dtypes_of(model: nn.Module) -> dict[str, torch.dtype]:
-    return {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    return {name: tensor.dtype for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halfstep._torch import tree_leaves
 from halfstep.amp.session import current
-from halfstep.casting import cast_tensors
+from halfstep.casting import cast_arguments
 from halfstep.errors import ConfigurationError
 
 __all__ = [
@@ -66,8 +66,8 @@ def _casting(function: _F, choose: _Choice) -> _F:
         dtype = choose(half, {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()})
         if dtype is None:
             return function(*args, **kwargs)
-        done: dict[int, Tensor] = {}
-        return function(*cast_tensors(args, dtype, done=done), **cast_tensors(kwargs, dtype, done=done))
+        cast_args, cast_kwargs, _ = cast_arguments(args, kwargs, dtype)
+        return function(*cast_args, **cast_kwargs)
 
     return call  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep._torch import check_and_unscale_
+from halfstep._torch import check_and_unscale_, dense_parts
 from halfstep.scaler import check_finite_
 from halfstep.scaler.gradients import collect_gradients, unscale_gradients_
 
@@ -58,6 +58,8 @@ class GradientsAside:
                 parameter.grad = kept
             elif gradient.layout is torch.strided:
                 gradient.add_(kept)
+            elif gradient.dtype in _HALVES:  # On a CPU torch does not add sparse tensors in half.
+                parameter.grad = (kept.float() + gradient.float()).to(gradient.dtype)
             else:
                 parameter.grad = kept + gradient
 
@@ -101,11 +103,12 @@ def unscale_(optimizers: Sequence[Optimizer], *, scale: Tensor, rechecks: bool) 
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None and gradient.dtype in _HALVES:
+            stored = dense_parts(gradient)[-1]  # Of a sparse one its values.
             there = torch.zeros((), dtype=torch.float32, device=gradient.device)
-            values = gradient.float()
+            values = stored.float()
             check_and_unscale_([values], found_inf=there, inverse_scale=inverse.to(gradient.device))
-            gradient.copy_(values)
+            stored.copy_(values)
             if rechecks:
-                check_finite_({(gradient.device, torch.float32): [gradient.float()]}, found_inf=there)
+                check_finite_({(gradient.device, torch.float32): [stored.float()]}, found_inf=there)
             found.copy_(torch.maximum(found, there.to(found.device)))
     return found

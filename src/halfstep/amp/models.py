@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any, final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from halfstep._torch import own_modules
+from halfstep.amp.hooks import ArgumentsCast, OutputsCast, show_state_in_fp32
 from halfstep.amp.levels import Properties
 from halfstep.amp.session import known_models
-from halfstep.casting import cast_tensors
 from halfstep.errors import ConfigurationError
 from halfstep.policy import Policy, PolicyHandle
 from halfstep.policy.application import chosen_decisions
-from halfstep.policy.matching import decide, places
+from halfstep.policy.matching import bare_model, decide, places
 
 __all__ = ["check_model", "prepare_models"]
 
@@ -56,68 +56,75 @@ def prepare_models(models: list[nn.Module], properties: Properties, *, cast_mode
         ConfigurationError: A policy is applied to one of them already, or cannot be.
     """
     policy = properties.policy()
-    handles: list[PolicyHandle] = []
-    try:
-        in_half = [_tensors_for_half(model, policy) if properties.stores_half and policy else [] for model in models]
+    in_half = _tensors_for_half(models, policy) if properties.stores_half and policy is not None else []
+    if policy is not None:
+        _apply(policy, models)
+    for tensor in in_half:
+        tensor.data = tensor.data.to(properties.half)
+        if tensor.grad is not None:
+            tensor.grad = None
+    if in_half:
+        for module in {each: None for model in models for each in model.modules()}:
+            module.register_state_dict_post_hook(show_state_in_fp32)  # type: ignore[no-untyped-call]
+    for model in models:
         if policy is not None:
-            handles.extend(policy.apply(model) for model in models)
+            batches = None if properties.patch_torch_functions else properties.cast_model_type
+            # A model that computes in float64 itself needs its inputs as they are.
+            doubles = not any(parameter.dtype is torch.float64 for parameter in model.parameters())
+            model.register_forward_pre_hook(ArgumentsCast(batches=batches, doubles=doubles), with_kwargs=True)
+        if cast_model_outputs is not None:
+            model.register_forward_hook(OutputsCast(cast_model_outputs))
+        known_models.add(model)
+
+
+def _apply(policy: Policy, models: list[nn.Module]) -> None:
+    """Applies a policy to models that may share modules, or be parts of each other.
+
+    Each model is one by itself for the policy: its hooks run around its forward. So those inside of others come first, and whatever has the
+    policy already is not shown to it again.
+    """
+    handles: list[PolicyHandle] = []
+    covered: set[nn.Module] = set()
+    inside = {model: [place.module for place in places(model)] for model in models}
+    try:
+        for model in sorted(models, key=lambda each: len(set(inside[each]))):
+            if bare_model(model) not in covered:
+                with _without(covered, inside[model]):
+                    handles.append(policy.apply(model))
+                covered.update(inside[model])
     except BaseException:
         for handle in handles:
             handle.remove()
         raise
-    for model, tensors in zip(models, in_half, strict=True):
-        for tensor in tensors:
-            tensor.data = tensor.data.to(properties.half)
-            if tensor.grad is not None:
-                tensor.grad = None
-        if policy is not None and policy.pure and properties.half is not None:
-            model.register_forward_pre_hook(_BatchesCast(properties.half), with_kwargs=True)
-        if cast_model_outputs is not None:
-            model.register_forward_hook(_OutputsCast(cast_model_outputs))
-        known_models.add(model)
 
 
-def _tensors_for_half(model: nn.Module, policy: Policy) -> list[Tensor]:
+@contextmanager
+def _without(covered: set[nn.Module], modules: list[nn.Module]) -> Iterator[None]:
+    """A block in which modules do not hold those that are covered."""
+    hidden = [
+        (module, name, child)
+        for module in dict.fromkeys(modules)
+        if module not in covered
+        for name, child in own_modules(module).items()
+        if child is not None and bare_model(child) in covered
+    ]
+    for module, name, _ in hidden:
+        setattr(module, name, None)
+    try:
+        yield
+    finally:
+        for module, name, child in hidden:
+            setattr(module, name, child)
+
+
+def _tensors_for_half(models: list[nn.Module], policy: Policy) -> list[Tensor]:
     """The fp32 parameters and buffers of all modules but those that an override keeps in fp32."""
     kept: set[int] = set()
     found: dict[int, Tensor] = {}
-    for module, decision in chosen_decisions(decide(policy.overrides, places(model))):
+    for module, decision in (each for model in models for each in chosen_decisions(decide(policy.overrides, places(model)))):
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if decision is not None and decision.override is not None:
             kept.update(map(id, own))
         else:
             found.update({id(each): each for each in own if each.dtype is torch.float32})
     return [each for key, each in found.items() if key not in kept]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _OutputsCast:
-    """A hook, which pickles with the model, by which what a model returns is cast."""
-
-    dtype: torch.dtype
-
-    def __call__(self, _: nn.Module, args: Any, output: Any) -> Any:
-        return cast_tensors(output, self.dtype)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _BatchesCast:
-    """A hook by which batches of a class of the user's own are cast as the class says; tensors in nests are cast without it."""
-
-    dtype: torch.dtype
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if module not in known_models:  # A copy of the model, which is without the policy.
-            return None
-        return tuple(self._cast(each) for each in args), {name: self._cast(each) for name, each in kwargs.items()}
-
-    def _cast(self, value: Any) -> Any:
-        if (
-            isinstance(value, Tensor | nn.Module | Mapping | tuple | list)
-            or is_dataclass(value)
-            or not callable(getattr(value, "to", None))
-        ):
-            return value
-        return value.to(self.dtype)
