@@ -10,14 +10,19 @@ import pytest
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from halfstep._torch import (
     FreshTraces,
+    HeldSetting,
     Overload,
     aten_operations,
     autocast_kernel,
     functional_overloads,
     has_autocast_kernel,
+    is_being_traced,
+    is_in_backward,
+    kept_out_of_graphs,
     own_modules,
     own_parameters,
     register_autocast_kernel,
@@ -171,3 +176,78 @@ def test_parameters_of_a_module_with_those_that_are_none() -> None:
     inner = nn.Linear(1, 1, bias=False)
     assert {**own_parameters(inner)} == {"weight": inner.weight, "bias": None}
     assert {**own_parameters(nn.Sequential(inner))} == {}
+
+
+def test_a_setting_is_held_until_all_have_let_go_of_it() -> None:
+    config: Any = torch._functorch.config
+    before = config.backward_pass_autocast
+    assert before != "off"
+    outer, inner = HeldSetting("backward_pass_autocast", "off"), HeldSetting("backward_pass_autocast", "off")
+    outer.close()
+    outer.close()
+    assert config.backward_pass_autocast == "off"
+    inner.close()
+    assert config.backward_pass_autocast == before
+    HeldSetting("no_such_setting", 1).close()
+    assert not hasattr(config, "no_such_setting")
+
+
+def test_a_backward_pass_is_noticed_where_checkpointed_code_runs_again() -> None:
+    seen: list[bool] = []
+
+    def run(x: Tensor) -> Tensor:
+        seen.append(is_in_backward())
+        return x.sin().cos()
+
+    for reentrant in (True, False):
+        seen.clear()
+        checkpoint(run, torch.ones(2, requires_grad=True), use_reentrant=reentrant).sum().backward()
+        assert seen == [False, True]
+    assert not is_in_backward()
+
+
+def test_the_tracer_is_noticed_by_what_it_runs_itself() -> None:
+    seen: list[bool] = []
+
+    class Watched(nn.Linear):
+        @property
+        def __class__(self) -> Any:
+            seen.append(is_being_traced())
+            return type(self)
+
+        @__class__.setter
+        def __class__(self, kind: Any) -> None:
+            """Nobody sets it."""
+
+        def scaled(self, x: Tensor) -> Tensor:
+            return x * 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scaled(x)
+
+    layer = Watched(2, 2)
+    assert layer.__class__ is Watched
+    assert seen == [False]
+    torch.compile(layer, backend="eager", fullgraph=True)(torch.ones(1, 2))
+    assert True in seen
+    assert not is_being_traced()
+
+
+def test_a_function_is_kept_out_of_graphs() -> None:
+    compiling: list[bool] = []
+
+    @kept_out_of_graphs
+    def aside(x: Tensor) -> Tensor:
+        compiling.append(torch.compiler.is_compiling())
+        return x + 1
+
+    def run(x: Tensor) -> Tensor:
+        return aside(x * 2) * 3
+
+    found = torch.compile(run, backend="eager")(torch.ones(1))
+    assert found.tolist() == [9.0]
+    assert compiling == [False]
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
+        torch.compile(run, backend="eager", fullgraph=True)(torch.ones(1))
+    assert kept_out_of_graphs(len) is len

@@ -213,11 +213,7 @@ def _forward(kind: Any, region: Region, of: _Kind) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return run(static if takes_no_self else kind.forward, self, args, kwargs, device_type)
 
-    named: Any = functools.wraps(kind.forward)(_with_own_code(forward))
-    # Whoever looks for the names of its arguments finds them; `torch.compile` would take the function that is wrapped for this one.
-    named.__signature__ = inspect.signature(kind.forward)
-    del named.__wrapped__
-    return named
+    return functools.wraps(kind.forward)(_with_own_code(forward))
 
 
 def _call(kind: Any, region: Region, of: _Kind) -> Any:
