@@ -136,3 +136,27 @@ def other_state(rank: int) -> dict[str, Any]:
     except RuntimeError as error:
         found["halfstep"] = f"{type(error).__name__}: {error}"
     return found
+
+
+def other_policy(rank: int) -> dict[str, Any]:
+    """The policies of two ranks differ; and with one policy, the loss of two ranks is that of one."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)))
+    x = torch.ones(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    same = MixedPrecision(model, optimizer, "bf16; 0=fp32; op:linear=fp32")
+    alone = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+    alone.load_state_dict(model.module.state_dict())
+    single = MixedPrecision(alone, torch.optim.SGD(alone.parameters(), lr=0.1), "bf16; 0=fp32; op:linear=fp32")
+    found: dict[str, Any] = {
+        "together": [same.train_step(lambda: model(x).square().mean()).loss for _ in range(3)],
+        "alone": [single.train_step(lambda: alone(x).square().mean()).loss for _ in range(3)],
+    }
+    assert same.policy_handle is not None
+    same.policy_handle.remove()
+    amp = MixedPrecision(model, optimizer, "bf16; 0=fp32" if rank else "bf16")
+    try:
+        amp.train_step(lambda: model(x).mean())
+        found["halfstep"] = "no error"
+    except RuntimeError as error:
+        found["halfstep"] = f"{type(error).__name__}: {error}"
+    return found

@@ -46,3 +46,10 @@ def test_scalers_that_begin_in_different_states_are_told_apart(tmp_path: Path) -
     for found in (first, second):
         assert found["halfstep"].startswith("RanksDisagreeError")
         assert "rank 0: init_scale=4.0, scale=4.0; rank 1: init_scale=8.0, scale=8.0" in found["halfstep"]
+
+
+def test_policies_that_differ_are_told_apart_and_one_policy_gives_what_one_rank_gives(tmp_path: Path) -> None:
+    for found in run_ranks(rank_traps.other_policy, tmp_path=tmp_path):
+        assert found["together"] == found["alone"]
+        assert found["halfstep"].startswith("RanksDisagreeError")
+        assert "rank 0: precision=bf16; rank 1: precision=bf16; 0=fp32" in found["halfstep"]
