@@ -415,3 +415,165 @@ def test_pure_code_that_is_checkpointed_runs_again_as_it_ran(text: str, reentran
         assert plain is not None
         assert again is not None
         torch.testing.assert_close(again, plain, rtol=1e-2, atol=1e-5)
+
+
+class TestBuffersOfPureModels:
+    def test_one_that_is_registered_anew_is_seen(self) -> None:
+        class Table(nn.Module):
+            table: Tensor | None
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("table", torch.ones(2))
+
+            def forward(self, x: Tensor) -> Tensor:
+                assert self.table is not None
+                if len(self.table) < len(x):
+                    self.register_buffer("table", torch.full((len(x),), 2.0))
+                result: Tensor = x * self.table
+                self.table = None
+                assert self.table is None
+                return result
+
+        model = Table()
+        with Policy.parse("pure bf16").apply(model):
+            assert model(torch.ones(4)).tolist() == [2.0] * 4
+        assert model.table is None
+
+    def test_what_is_written_to_the_buffer_itself_stays(self) -> None:
+        class Halves(nn.Module):
+            level: Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("level", torch.ones(2))
+
+            def forward(self, x: Tensor) -> Tensor:
+                result: Tensor = x * self.level
+                with torch.no_grad():
+                    for buffer in self.buffers():
+                        buffer.mul_(0.5)
+                return result
+
+        model = Halves()
+        with Policy.parse("pure bf16").apply(model):
+            model(torch.ones(2))
+            assert model(torch.ones(2)).tolist() == [0.5, 0.5]
+        assert model.level.tolist() == [0.25, 0.25]
+
+    def test_one_that_is_only_read_is_not_written_to(self) -> None:
+        class Reads(nn.Module):
+            level: Tensor
+
+            def __init__(self, level: Tensor) -> None:
+                super().__init__()
+                self.register_buffer("level", level)
+                self.weight = nn.Parameter(torch.ones(2))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x * self.weight * self.level.to_dense()
+
+        for level in (torch.full((2,), 1 / 3), torch.ones(1).expand(2), torch.ones(2).to_sparse()):
+            model = Reads(level)
+            with Policy.parse("pure bf16").apply(model):
+                before = level._version
+                loss = (model(torch.ones(2)) * model.level.to_dense()).sum() + model(torch.ones(2)).sum()
+                loss.backward()
+            assert level._version == before
+            assert model.weight.grad is not None
+
+
+def test_a_backward_hook_sees_the_weight_itself() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    seen: list[Any] = []
+    model[1].register_full_backward_hook(lambda module, mine, gradients: seen.append(module.weight))
+    with Policy.parse("pure bf16").apply(model):
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert seen == [model[1].weight]
+    assert seen[0] is model[1].weight
+
+
+def test_a_model_that_is_called_in_a_backward_pass_returns_what_it_returns_elsewhere() -> None:
+    model, x, seen = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2, requires_grad=True), []
+
+    def call(gradient: Tensor) -> None:
+        with torch.enable_grad():
+            seen.append(model(torch.ones(1, 2)).dtype)
+
+    y = x * 2
+    y.register_hook(call)  # type: ignore[no-untyped-call]
+    with Policy.parse("pure bf16").apply(model):
+        y.sum().backward()  # type: ignore[no-untyped-call]
+    assert seen == [FP32]
+
+
+def test_containers_that_are_changed_by_another_name_or_passed_twice() -> None:
+    half = torch.ones(1, dtype=BF16)
+    outside: dict[str, Tensor] = {"a": half, "gone": half}
+
+    class Changes(nn.Module):
+        def forward(self, given: dict[str, Tensor], first: list[Tensor], second: list[Tensor]) -> None:
+            outside["by another name"] = half
+            given["b"] = given["a"] * 2
+            del given["gone"]
+            first.append(half)
+            assert second[-1] is half
+
+    model, items = nn.Sequential(Changes()), [half]
+    with Policy.parse("bf16; 0=fp32").apply(model):
+        model[0](outside, items, items)
+    assert sorted(outside) == ["a", "b", "by another name"]
+    assert outside["a"] is half
+    assert outside["b"].dtype is FP32
+    assert [each is half for each in items] == [True, True]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("text", ["pure bf16; b=fp32", "pure bf16; b=fp16"])
+def test_what_a_module_of_another_precision_checkpoints_runs_again_as_it_ran(text: str, reentrant: bool) -> None:
+    class Inner(nn.Module):
+        def __init__(self, *, checkpointed: bool) -> None:
+            super().__init__()
+            self.layer, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+            self.checkpointed = checkpointed
+
+        def inner(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.layer(x * 2) @ self.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.inner, x, use_reentrant=reentrant) if self.checkpointed else self.inner(x)
+            return result
+
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(), torch.randn(3, 4)
+        model.add_module("a", nn.Linear(4, 4))
+        model.add_module("b", Inner(checkpointed=checkpointed))
+        with Policy.parse(text).apply(model):
+            model(x).square().mean().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for plain, again in zip(*found, strict=True):
+        assert plain is not None
+        assert again is not None
+        assert torch.equal(again, plain)
+
+
+def test_statistics_of_a_part_are_read_as_they_are_now() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.norm.running_mean
+            self.norm(x)
+            after = self.norm.running_mean
+            assert before is not None
+            assert after is not None
+            return after - before
+
+    for text in ("pure bf16", "pure bf16; norm=fp32"):
+        model = Reads()
+        with Policy.parse(text).apply(model):
+            assert model(torch.full((4, 2), 10.0)).tolist() == [1.0, 1.0]

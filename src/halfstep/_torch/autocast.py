@@ -260,10 +260,11 @@ class FreshTraces:
         self._setting = HeldSetting("enable_autograd_cache", value=False)
         _forget_compiled()
 
-    def close(self) -> None:
-        """Allows it again."""
+    def close(self, *, forgets: bool = True) -> None:
+        """Allows it again, and forgets compiled code; that cannot be done at any moment, such as in a collection of garbage."""
         self._setting.close()
-        _forget_compiled()
+        if forgets:
+            _forget_compiled()
 
 
 def _forget_compiled() -> None:

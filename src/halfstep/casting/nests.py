@@ -69,6 +69,7 @@ class Container:
     copy: Any
     items: tuple[Any, ...]
     casts: tuple[Any, ...]
+    keys: tuple[Any, ...] = ()
 
 
 def settle(containers: list[Container]) -> None:
@@ -83,19 +84,31 @@ def settle(containers: list[Container]) -> None:
         (2, torch.bfloat16)
     """
     for each in containers:
-        is_list = isinstance(each.given, list)
-        now = list(each.copy) if is_list else list(each.copy.values())
-        same_keys = is_list or list(each.copy.keys()) == list(each.given.keys())
-        if same_keys and len(now) == len(each.casts) and _same(now, each.casts):
-            continue
-        before = {id(cast): item for cast, item in zip(each.casts, each.items, strict=True)}
-        values = [before.get(id(value), value) for value in now]
-        if is_list:
-            each.given[:] = values
+        if isinstance(each.given, list):
+            _settle_list(each)
         else:
-            keys = list(each.copy.keys())
-            each.given.clear()
-            each.given.update(zip(keys, values, strict=True))
+            _settle_mapping(each)
+
+
+def _settle_list(container: Container) -> None:
+    now, before = container.copy, container.casts
+    if len(now) == len(before) and _same(now, before):
+        return
+    if len(now) > len(before) and _same(now[: len(before)], before):
+        container.given.extend(now[len(before) :])
+    else:
+        items = {id(cast): item for cast, item in zip(before, container.items, strict=True)}
+        container.given[:] = [items.get(id(value), value) for value in now]
+
+
+def _settle_mapping(container: Container) -> None:
+    before = dict(zip(container.keys, container.casts, strict=True))
+    for key, value in container.copy.items():
+        if key not in before or before[key] is not value:
+            container.given[key] = value
+    for key in before:
+        if key not in container.copy:
+            container.given.pop(key, None)
 
 
 @final
@@ -116,10 +129,11 @@ class _Casts:
             return self._done[id(nest)]
         if type(nest) in _PLAIN:
             return nest
-        if isinstance(nest, tuple | list):
-            return self._sequence(nest)
-        if isinstance(nest, Mapping):
-            return self._mapping(nest)
+        if isinstance(nest, tuple | list | Mapping):
+            for each in self.containers:
+                if each.given is nest:  # Passed twice: what is done to the one is done to the other.
+                    return each.copy
+            return self._mapping(nest) if isinstance(nest, Mapping) else self._sequence(nest)
         if is_dataclass(nest) and not isinstance(nest, type):
             return _with_attributes(nest, {each.name: self.of(getattr(nest, each.name)) for each in fields(nest)})
         return nest
@@ -147,7 +161,7 @@ class _Casts:
             return nest
         result = values if type(nest) is dict else _with_items(nest, values)
         if isinstance(nest, MutableMapping):
-            self.containers.append(Container(nest, result, tuple(nest.values()), tuple(values.values())))
+            self.containers.append(Container(nest, result, tuple(nest.values()), tuple(values.values()), tuple(values)))
         return result
 
 

@@ -215,14 +215,21 @@ class Registrations:
             _standing.append(standing)
         self._fresh = FreshTraces() if names else None
 
+    def abandon(self) -> None:
+        """Takes them away when the model is gone, in the middle of whatever the process does; compiled code of others is left alone."""
+        self._take_away(forgets=False)
+
     def remove(self) -> None:
         """Takes them away; torch's own kernels are in force again. The second call does nothing."""
+        self._take_away(forgets=True)
+
+    def _take_away(self, *, forgets: bool) -> None:
         if self._standing is not None:
             _standing[:] = [table for table in _standing if table is not self._standing]
             self._standing = None
         self._unregister()
         if self._fresh is not None:
-            self._fresh.close()
+            self._fresh.close(forgets=forgets)
             self._fresh = None
 
     def _unregister(self) -> None:

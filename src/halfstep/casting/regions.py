@@ -31,7 +31,7 @@ class Region:
         precision: The precision.
         pure: Whether it is a pure region.
         operations: The operations that run in another precision than the region would have it; `None` where no policy has a word on any.
-        within: The precision of the pure policy that the region is a part of; `None` in one that is not pure.
+        within: In a pure policy, the precision of the code that calls what runs in the region; `None` elsewhere, and for the whole model.
         is_outermost: Whether it is a policy's own region, and not one for some of its modules.
         dtype: The dtype of the precision.
         autocast_dtype: What autocast lowers to in the region; `None` where it is off.
@@ -121,7 +121,7 @@ class Region:
     def _call_pure(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         if not own_buffers(module):
             return forward(module, *args, **kwargs)
-        with own_buffers_in(module, self.dtype):
+        with own_buffers_in(module):
             return forward(module, *args, **kwargs)
 
     def _run_with_operations(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import torch
@@ -16,12 +17,22 @@ from halfstep.casting.nests import cast_tensors
 __all__ = ["PureRegion", "own_buffers_in", "pure_dtype", "runs_again", "weight_methods", "write_back"]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _SeenBuffer:
+    """A buffer, its cast, and the versions of both before anybody could write to them."""
+
+    stored: Tensor
+    cast: Tensor
+    versions: tuple[int, int]
+
+
 class _State(threading.local):
     # Set in each thread, and not in the class alone: torch.compile guards on what the instance has.
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None
         self.casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, Tensor, int, int]] | None = None
-        self.buffers: list[tuple[nn.Module, dict[str, Tensor]]] = []
+        self.buffers: list[tuple[nn.Module, dict[str, _SeenBuffer]]] = []
 
 
 _state: Final = _State()
@@ -33,8 +44,11 @@ def pure_dtype() -> torch.dtype | None:
 
 
 def runs_again() -> bool:
-    """Whether the code may be what activation checkpointing runs again, in a backward pass and so after its region has ended."""
-    return not torch.compiler.is_compiling() and is_in_backward()
+    """Whether the code may be what activation checkpointing runs again, in a backward pass and so after its region has ended.
+
+    It runs with gradients on, as other code in a backward pass, such as hooks, does not.
+    """
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and is_in_backward()
 
 
 @final
@@ -63,24 +77,38 @@ class PureRegion:
 
 
 @contextmanager
-def own_buffers_in(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """A call of a module in which its own buffers are seen in a dtype; what the code writes into them is kept, in the dtype they have.
+def own_buffers_in(module: nn.Module) -> Iterator[None]:
+    """A call of a module in which what the code writes into casts of its own buffers is kept, in the dtype that the buffers have.
 
     A call within one of the same module, as `forward` is in the call of it, goes on with the same.
     """
     if any(called is module for called, _ in _state.buffers):
         yield
         return
-    stored = {name: each for name, each in own_buffers(module).items() if each is not None}
-    casts = {name: cast_tensors(each, dtype) for name, each in stored.items()}
-    changed = {name: cast for name, cast in casts.items() if cast is not stored[name]}
-    _state.buffers.append((module, changed))
+    seen: dict[str, _SeenBuffer] = {}
+    _state.buffers.append((module, seen))
     try:
         yield
     finally:
         _state.buffers.pop()
-        for name, cast in changed.items():  # Those that were assigned anew are no longer among them.
-            write_back(stored[name], cast)
+        now = own_buffers(module)
+        for name, each in seen.items():
+            if now.get(name) is each.stored and _may_be_written(each, name=name):
+                write_back(each.stored, each.cast)
+
+
+def _may_be_written(seen: _SeenBuffer, *, name: str) -> bool:
+    """Whether the code may have written to the cast of a buffer; batch normalization does not tell by the tensor's version that it did."""
+    if torch.compiler.is_compiling():
+        return True
+    if seen.cast.layout is not torch.strided or seen.cast.is_inference():
+        return False
+    stored_before, cast_before = seen.versions
+    if _version(seen.stored) != stored_before:  # The code wrote to the buffer itself, so that a look at the elements tells nothing.
+        return version_of(seen.cast) != cast_before
+    if seen.cast.device.type == "cpu":
+        return not torch.equal(seen.cast, seen.stored.to(seen.cast.dtype))
+    return version_of(seen.cast) != cast_before or name.startswith("running_")  # To look at the elements would wait for the device.
 
 
 def write_back(stored: Any, cast: Any) -> None:
@@ -110,7 +138,7 @@ def _seen(stored: Any, *, sparse: bool, again: torch.dtype | None) -> Any:
         return _cast(stored, dtype, sparse=sparse)
     if nn.parameter.is_lazy(stored):
         return stored
-    if casts is None:
+    if casts is None or not isinstance(stored, nn.Parameter):  # What is written to a buffer may leave its version as it was.
         return _cast(stored, dtype, sparse=sparse)
     # Without gradients a weight's cast has no history, so it is no good for a pass that needs one.
     key = (id(stored), dtype, stored.requires_grad and torch.is_grad_enabled())
@@ -146,12 +174,23 @@ def _cast(stored: Tensor, dtype: torch.dtype, *, sparse: bool) -> Tensor:
     return cast_tensors(stored, dtype)  # type: ignore[no-any-return]
 
 
-def _buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module as the call of it that is under way sees them; none outside of one."""
+def _seen_buffer(module: nn.Module, name: str) -> Tensor | None:
+    """A module's own buffer as the call of it that is under way sees it; `None` outside of one, and for anything else."""
+    dtype = pure_dtype()
+    stored = own_buffers(module).get(name) if dtype is not None else None
+    if dtype is None or stored is None:
+        return None
     for called, buffers in reversed(_state.buffers):
         if called is module:
-            return buffers
-    return {}
+            known = buffers.get(name)
+            if known is None or known.stored is not stored or known.cast.dtype is not dtype:
+                cast: Tensor = cast_tensors(stored, dtype)
+                if cast is stored:
+                    return stored
+                known = _SeenBuffer(stored, cast, (0, 0) if torch.compiler.is_compiling() else (_version(stored), _version(cast)))
+                buffers[name] = known
+            return known.cast
+    return None
 
 
 def weight_methods(kind: Any, *, again: torch.dtype | None) -> dict[str, Any]:
@@ -165,16 +204,15 @@ def weight_methods(kind: Any, *, again: torch.dtype | None) -> dict[str, Any]:
     """
 
     def get(self: nn.Module, name: str) -> Any:
-        buffers = _buffers_of(self)
-        return (
-            buffers[name] if name in buffers else _seen(kind.__getattr__(self, name), sparse=vars(self).get("sparse") is True, again=again)
-        )
+        buffer = _seen_buffer(self, name)
+        if buffer is not None:
+            return buffer
+        return _seen(kind.__getattr__(self, name), sparse=vars(self).get("sparse") is True, again=again)
 
     def put(self: nn.Module, name: str, value: Any) -> None:
         stored = own_buffers(self).get(name) if pure_dtype() is not None else None
         if stored is not None and isinstance(value, Tensor):
             value = cast_tensors(value, stored.dtype)
-            _buffers_of(self).pop(name, None)
         kind.__setattr__(self, name, value)
 
     methods: dict[str, Any] = {"__getattr__": get, "__setattr__": put}

@@ -96,7 +96,7 @@ def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> Poli
     setting = HeldSetting("backward_pass_autocast", "off")
     # An engine that is dropped with its model leaves nothing of this to the process.
     root = where[0].module
-    weakref.finalize(root, registrations.remove)
+    weakref.finalize(root, registrations.abandon)
     weakref.finalize(root, setting.close)
     return PolicyHandle(policy, model, region=around, removals=(made.remove, registrations.remove, setting.close))
 
@@ -116,11 +116,16 @@ class _Regions:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._known: dict[tuple[Precision, bool, tuple[tuple[str, Precision], ...]], Region] = {}
+        self._known: dict[tuple[Precision, bool, Precision | None, tuple[tuple[str, Precision], ...]], Region] = {}
         self._has_operations = any(each.kind == "op" for each in policy.overrides)
 
-    def of(self, index: int | None) -> Region:
-        """The region of what the override of an index decides about; with `None`, the policy's own."""
+    def of(self, index: int | None, *, within: Precision | None = None) -> Region:
+        """The region of what the override of an index decides about; with `None`, the policy's own.
+
+        Args:
+            index: The index.
+            within: In a pure policy, the precision of the module around; `None` for the whole model.
+        """
         overrides = self._policy.overrides
         precision = self._policy.resolved if index is None else overrides[index].precision
         # An operation runs as the last override says that is about it or about the module that it is called in.
@@ -130,14 +135,14 @@ class _Regions:
             if each.kind == "op":
                 later.pop(each.pattern, None)  # An overload may stand between two overrides of its operation: the order counts.
                 later[each.pattern] = each.precision
-        key = (precision, index is None, tuple(later.items()))
+        key = (precision, index is None, within, tuple(later.items()))
         if key not in self._known:
             table = OperationTable.of(later, base=precision) if self._has_operations else None
             self._known[key] = Region(
                 precision=precision,
                 pure=self._policy.pure,
                 operations=table,
-                within=self._policy.resolved if self._policy.pure else None,
+                within=within,
                 is_outermost=index is None,
             )
         return self._known[key]
@@ -151,12 +156,13 @@ def _islands(policy: Policy, where: Sequence[Place], *, regions: _Regions, every
     """The modules that get a region of their own, or something else that the policy needs."""
     root = where[0].module
     decided = dict(chosen_decisions(decide(policy.overrides, where)))
+    around = _precisions_around(policy, where, decided) if policy.pure else {}
     own: dict[nn.Module, Region] = {}
     for module, decision in decided.items():
         runs = "forward" in vars(module) or getattr_static(type(module), "forward") is not nn.Module.forward
         overridden = decision is not None and decision.override is not None
         if decision is not None and runs and (policy.pure or overridden or (everywhere and module is root)):
-            own[module] = regions.of(decision.override)
+            own[module] = regions.of(decision.override, within=around.get(module))
     skipping = {module for module in decided if _would_skip(module, own)}
     return [
         Island(
@@ -171,6 +177,20 @@ def _islands(policy: Policy, where: Sequence[Place], *, regions: _Regions, every
         for module in decided
         if policy.pure or module in own or module in skipping
     ]
+
+
+def _precisions_around(
+    policy: Policy, where: Sequence[Place], decided: Mapping[nn.Module, Decision | None]
+) -> dict[nn.Module, Precision | None]:
+    """For each module but the whole model the precision of the module that it is in, in the first of its places."""
+    modules = {place.path: place.module for place in where}
+    found: dict[nn.Module, Precision | None] = {}
+    for place in where:
+        if place.path and place.module not in found:
+            decision = decided[modules[place.path.rpartition(".")[0]]]
+            index = None if decision is None else decision.override
+            found[place.module] = policy.resolved if index is None else policy.overrides[index].precision
+    return found
 
 
 def _would_skip(module: nn.Module, own: Mapping[nn.Module, Region]) -> bool:
