@@ -30,6 +30,7 @@ from halfstep._torch import (
     without_autocast,
     wrapped_module,
 )
+from halfstep.errors import HalfstepError
 
 BF16 = torch.bfloat16
 
@@ -251,3 +252,9 @@ def test_a_function_is_kept_out_of_graphs() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
         torch.compile(run, backend="eager", fullgraph=True)(torch.ones(1))
     assert kept_out_of_graphs(len) is len
+
+
+def test_a_torch_that_gives_no_kernels_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.library, "get_kernel")
+    with pytest.raises(HalfstepError, match=r"needs torch\.library\.get_kernel, .* override the module"):
+        autocast_kernel(Overload.named("aten::linear"), device_type="cpu")

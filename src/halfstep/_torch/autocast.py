@@ -13,6 +13,8 @@ import torch
 import torch._functorch.config
 import torch._guards
 
+from halfstep.errors import HalfstepError
+
 __all__ = [
     "FreshTraces",
     "HeldSetting",
@@ -128,9 +130,17 @@ def autocast_kernel(overload: Overload, *, device_type: str) -> Callable[..., An
 
     Private: `torch._C._dispatch_keyset_full_after`, because `torch.library.get_kernel` gives autocast's fallback in that case, which cannot
     be called. Seen on torch 2.13.
+
+    Raises:
+        HalfstepError: This torch does not give its kernels away.
     """
     key = f"Autocast{device_type.upper()}"
     if has_autocast_kernel(overload, device_type=device_type):
+        if not hasattr(torch.library, "get_kernel"):
+            raise HalfstepError(
+                f"An override of an operation needs torch.library.get_kernel, which torch {torch.__version__} does not have. Use a newer "
+                "torch, or override the module that calls the operation."
+            )
         kernel: Callable[..., Any] = torch.library.get_kernel(overload.call, key).call_boxed
         return kernel
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
