@@ -10,11 +10,14 @@ import torch
 from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
 from halfstep.records import Precision
 
-__all__ = ["DTYPES", "PRECISIONS", "parse_precision"]
+__all__ = ["DTYPES", "HALVES", "PRECISIONS", "parse_precision"]
 
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 
 DTYPES: Final = MappingProxyType[Precision, torch.dtype]({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
+
+# The dtypes of half the size of fp32.
+HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
 
 def parse_precision(text: str, *, besides: tuple[str, ...] = ()) -> Precision:

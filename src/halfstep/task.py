@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from halfstep.errors import HalfstepError, InvalidTypeError, TaskError, did_you_mean
 
-__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "blamed", "load_task", "make_task"]
+__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "blamed", "load_task", "make_task", "task_name"]
 
 
 @final
@@ -220,6 +220,16 @@ def make_task(factory: TaskFactory, *, seed: int) -> Task:
         returned = "None" if task is None else _describe(task)
         raise TaskError(f"The factory {name!r} returned {returned}; it must return a halfstep.Task.")
     return task
+
+
+def task_name(task: str | TaskFactory) -> str:
+    """What a task is called in reports: the name it was given by, or that of its factory.
+
+    Example:
+        >>> task_name("train.py:task"), task_name(load_task)
+        ('train.py:task', 'load_task')
+    """
+    return task if isinstance(task, str) else str(getattr(task, "__qualname__", type(task).__name__))
 
 
 def blame(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,14 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 def autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype=BF16)
+
+
+def gradient_pairs(plain: list[Tensor | None], again: list[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The gradients of two runs side by side; each run has one for every parameter."""
+    for one, other in zip(plain, again, strict=True):
+        assert one is not None
+        assert other is not None
+        yield one, other
 
 
 class TestStatistics:
@@ -411,9 +419,7 @@ def test_pure_code_that_is_checkpointed_runs_again_as_it_ran(text: str, reentran
         with Policy.parse(text).apply(model):
             model(x).square().mean().backward()
         found.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*found, strict=True):
-        assert plain is not None
-        assert again is not None
+    for plain, again in gradient_pairs(*found):
         torch.testing.assert_close(again, plain, rtol=1e-2, atol=1e-5)
 
 
@@ -553,9 +559,7 @@ def test_what_a_module_of_another_precision_checkpoints_runs_again_as_it_ran(tex
         with Policy.parse(text).apply(model):
             model(x).square().mean().backward()
         found.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*found, strict=True):
-        assert plain is not None
-        assert again is not None
+    for plain, again in gradient_pairs(*found):
         assert torch.equal(again, plain)
 
 

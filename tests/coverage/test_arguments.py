@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfstep.coverage import NamedPolicy, check_policy_first, read_policy_argument, told_apart
+from halfstep.coverage import NamedPolicy, check_policy_first, told_apart
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.policy import Policy
 
@@ -17,7 +17,6 @@ def test_a_file_is_called_by_its_stem(tmp_path: Path) -> None:
     file = POLICY.save(tmp_path / "islands.toml")
     for given in (file, str(file), f" {file} "):
         assert NamedPolicy.of(given) == NamedPolicy(name="islands", policy=POLICY)
-    assert read_policy_argument(str(file)) == POLICY
 
 
 def test_a_file_that_exists_needs_no_ending(tmp_path: Path) -> None:
@@ -45,21 +44,19 @@ def test_a_text_is_its_own_name_where_it_is_short(given: str | Policy, name: str
 
 def test_a_file_that_is_missing_is_no_text() -> None:
     with pytest.raises(ConfigurationError, match=r"Cannot read the policy nowhere/policy\.toml: No such file or directory"):
-        read_policy_argument("nowhere/policy.toml")
+        NamedPolicy.of("nowhere/policy.toml")
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "bf16\0", "fp61"])
 def test_what_is_neither_a_file_nor_a_policy(text: str) -> None:
     with pytest.raises(ConfigurationError, match="Unknown precision"):
-        read_policy_argument(text)
+        NamedPolicy.of(text)
 
 
 @pytest.mark.parametrize("given", [None, 3, ["bf16"]])
 def test_what_is_no_policy_at_all(given: Any) -> None:
     with pytest.raises(InvalidTypeError, match=r"A policy is a halfstep\.Policy, the path of a TOML file, or a text"):
         NamedPolicy.of(given)
-    with pytest.raises(InvalidTypeError, match="named by the path of a TOML file or by a text"):
-        read_policy_argument(given)
 
 
 class TestTextInAFile:
@@ -88,16 +85,16 @@ class TestTextInAFile:
             f"{file} holds a policy in the form for command lines and Policy.parse, {str(policy)!r}. A file holds it as TOML:\n\n{toml}"
         )
         with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}$"):
-            read_policy_argument(str(file))
+            NamedPolicy.of(str(file))
         file.write_text(toml, encoding="utf-8")
-        assert read_policy_argument(str(file)) == policy
+        assert NamedPolicy.of(str(file)).policy == policy
 
     @pytest.mark.parametrize("content", [b"default = bf16", b"", b"\xff", b"import torch"])
     def test_a_file_that_holds_neither_is_told_what_is_wrong_with_its_toml(self, tmp_path: Path, content: bytes) -> None:
         file = tmp_path / "islands.toml"
         file.write_bytes(content)
         with pytest.raises(ConfigurationError, match=r"islands\.toml is no policy: it "):
-            read_policy_argument(str(file))
+            NamedPolicy.of(str(file))
 
 
 class TestToldApart:

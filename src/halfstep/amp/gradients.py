@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep._torch import check_and_unscale_, dense_parts
+from halfstep.precision import HALVES
 from halfstep.scaler import check_finite_
 from halfstep.scaler.gradients import collect_gradients, unscale_gradients_
 
 __all__ = ["GradientsAside", "scale_again_", "unscale_"]
-
-_HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 def _parameters(optimizers: Sequence[Optimizer]) -> list[Tensor]:
@@ -58,7 +57,7 @@ class GradientsAside:
                 parameter.grad = kept
             elif gradient.layout is torch.strided:
                 gradient.add_(kept)
-            elif gradient.dtype in _HALVES:  # On a CPU torch does not add sparse tensors in half.
+            elif gradient.dtype in HALVES:  # On a CPU torch does not add sparse tensors in half.
                 parameter.grad = (kept.float() + gradient.float()).to(gradient.dtype)
             else:
                 parameter.grad = kept + gradient
@@ -95,14 +94,14 @@ def unscale_(optimizers: Sequence[Optimizer], *, scale: Tensor, rechecks: bool) 
     """
     found = torch.zeros((), dtype=torch.float32, device=scale.device)
     parameters = [each for each in _parameters(optimizers) if each.grad is not None]
-    wide = collect_gradients([{"params": [each for each in parameters if each.grad is not None and each.grad.dtype not in _HALVES]}])
+    wide = collect_gradients([{"params": [each for each in parameters if each.grad is not None and each.grad.dtype not in HALVES]}])
     unscale_gradients_(wide, scale=scale, found_inf=found)
     if rechecks:
         check_finite_(wide, found_inf=found)
     inverse = scale.double().reciprocal().float()
     for parameter in parameters:
         gradient = parameter.grad
-        if gradient is not None and gradient.dtype in _HALVES:
+        if gradient is not None and gradient.dtype in HALVES:
             stored = dense_parts(gradient)[-1]  # Of a sparse one its values.
             there = torch.zeros((), dtype=torch.float32, device=gradient.device)
             values = stored.float()

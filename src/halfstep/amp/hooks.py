@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from halfstep._torch import own_buffers, own_parameters
-from halfstep.casting import cast_tensors
+from halfstep.casting import NestChange, cast_tensors
+from halfstep.precision import HALVES
 
 __all__ = ["ArgumentsCast", "OutputsCast", "show_state_in_fp32"]
-
-_HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 @final
@@ -57,62 +53,15 @@ class ArgumentsCast:
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Called by torch before each forward pass."""
-        done: dict[int, Tensor] = {}
-        return tuple([self._of(each, done) for each in args]), {name: self._of(each, done) for name, each in kwargs.items()}
+        casts = NestChange(self._of)
+        return tuple([casts.of(each) for each in args]), {name: casts.of(each) for name, each in kwargs.items()}
 
-    def _of(self, nest: Any, done: dict[int, Tensor]) -> Any:
-        if isinstance(nest, Tensor):
-            return self._tensor(nest, done)
-        if isinstance(nest, PackedSequence):
-            return nest.to(torch.float32) if self.doubles and nest.data.dtype is torch.float64 else nest
-        if isinstance(nest, tuple | list):
-            return _with_parts(nest, [self._of(part, done) for part in nest])
-        if isinstance(nest, Mapping):
-            return _with_items(nest, {key: self._of(value, done) for key, value in nest.items()})
-        if is_dataclass(nest) and not isinstance(nest, type):
-            return _with_attributes(nest, {each.name: self._of(getattr(nest, each.name), done) for each in fields(nest)})
-        if self.batches is None or isinstance(nest, nn.Module | type) or not callable(getattr(nest, "to", None)):
-            return nest
-        return nest.to(self.batches)
-
-    def _tensor(self, tensor: Tensor, done: dict[int, Tensor]) -> Tensor:
-        if not self.doubles or tensor.dtype is not torch.float64:
-            return tensor
-        if id(tensor) not in done:
-            done[id(tensor)] = tensor.float()
-        return done[id(tensor)]
-
-
-def _with_parts(nest: Any, parts: list[Any]) -> Any:
-    if all(part is before for part, before in zip(parts, nest, strict=True)):
-        return nest
-    if isinstance(nest, list):
-        result = copy.copy(nest)
-        result[:] = parts
-        return result
-    if type(nest) is tuple or hasattr(nest, "n_fields"):  # What torch returns of max() and its like is made of a sequence.
-        return type(nest)(parts)
-    return tuple.__new__(type(nest), parts)
-
-
-def _with_items(nest: Any, values: dict[Any, Any]) -> Any:
-    changed = {key: value for key, value in values.items() if value is not nest[key]}
-    if not changed:
-        return nest
-    result = copy.copy(nest)
-    for key, value in changed.items():
-        result[key] = value
-    return result
-
-
-def _with_attributes(nest: Any, values: dict[str, Any]) -> Any:
-    changed = {name: value for name, value in values.items() if value is not getattr(nest, name)}
-    if not changed:
-        return nest
-    result = copy.copy(nest)
-    for name, value in changed.items():
-        object.__setattr__(result, name, value)  # The dataclass may be frozen.
-    return result
+    def _of(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.float() if self.doubles and leaf.dtype is torch.float64 else leaf
+        if self.batches is None or isinstance(leaf, nn.Module | type) or not callable(getattr(leaf, "to", None)):
+            return leaf
+        return leaf.to(self.batches)
 
 
 def show_state_in_fp32(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
@@ -128,5 +77,5 @@ def show_state_in_fp32(module: nn.Module, state_dict: dict[str, Any], prefix: st
     """
     for name in (*own_parameters(module), *own_buffers(module)):
         value = state_dict.get(prefix + name)
-        if isinstance(value, Tensor) and value.dtype in _HALVES:
+        if isinstance(value, Tensor) and value.dtype in HALVES:
             state_dict[prefix + name] = value.float()

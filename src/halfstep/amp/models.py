@@ -16,11 +16,11 @@ from halfstep.errors import ConfigurationError
 from halfstep.policy import Policy, PolicyHandle
 from halfstep.policy.application import chosen_decisions
 from halfstep.policy.matching import bare_model, decide, places
+from halfstep.precision import HALVES
 
 __all__ = ["check_model", "prepare_models"]
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-_HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 def check_model(model: nn.Module) -> None:
@@ -42,7 +42,7 @@ def check_model(model: nn.Module) -> None:
         )
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for path, tensor in tensors:
-            if tensor.dtype in _HALVES:
+            if tensor.dtype in HALVES:
                 raise ConfigurationError(
                     f"amp.initialize takes a {name} in fp32, but its {kind} {path} is {tensor.dtype}. Leave out model.half() or "
                     "model.bfloat16(), at whatever level: amp.initialize casts what the level says."

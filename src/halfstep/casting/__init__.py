@@ -1,7 +1,7 @@
 """How a module's forward, or an operation, comes to run in another precision than the code around it."""
 
 from halfstep.casting.islands import Island, Islands
-from halfstep.casting.nests import cast_arguments, cast_tensors
+from halfstep.casting.nests import NestChange, cast_arguments, cast_tensors
 from halfstep.casting.operations import (
     OperationTable,
     Registrations,
@@ -16,6 +16,7 @@ from halfstep.casting.regions import Region
 __all__ = [
     "Island",
     "Islands",
+    "NestChange",
     "OperationTable",
     "Region",
     "Registrations",

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
-__all__ = ["HALVES", "Container", "cast_arguments", "cast_tensors", "device_type_of", "settle"]
+from halfstep.precision import HALVES
 
-HALVES: Final = frozenset({torch.float16, torch.bfloat16})
+__all__ = ["Container", "NestChange", "cast_arguments", "cast_tensors", "device_type_of", "settle"]
 
 # What autocast casts; float64 and everything that is no floating-point number stays as it is.
-_CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_CASTABLE: Final = frozenset({torch.float32, *HALVES})
 
 _PLAIN: Final = frozenset({int, float, bool, str, type(None)})
 
@@ -36,9 +36,8 @@ def cast_tensors(nest: Any, dtype: torch.dtype) -> Any:
         >>> values[0].dtype, values[1]["mask"].dtype, values[2]
         (torch.float32, torch.bool, 'causal')
     """
-    if isinstance(nest, Tensor):
-        return nest if nest.dtype is dtype or nest.dtype not in _CASTABLE else nest.to(dtype)
-    return nest if type(nest) in _PLAIN else _Casts(dtype).of(nest)
+    cast = _cast_to(dtype)
+    return cast(nest) if isinstance(nest, Tensor) else NestChange(cast).of(nest)
 
 
 def cast_arguments(
@@ -55,7 +54,7 @@ def cast_arguments(
         >>> one is two, one.dtype
         (True, torch.float32)
     """
-    casts = _Casts(dtype)
+    casts = NestChange(_cast_to(dtype))
     cast = tuple([casts.of(each) for each in args])
     return cast, {name: casts.of(each) for name, each in kwargs.items()} if kwargs else kwargs, casts.containers
 
@@ -111,22 +110,37 @@ def _settle_mapping(container: Container) -> None:
             container.given.pop(key, None)
 
 
-@final
-class _Casts:
-    """The casts of one call."""
+def _cast_to(dtype: torch.dtype) -> Callable[[Any], Any]:
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.dtype is not dtype and leaf.dtype in _CASTABLE else leaf
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._done: dict[int, Tensor] = {}
+    return cast
+
+
+@final
+class NestChange:
+    """Nests of tuples, named tuples, lists, mappings and dataclasses with something else in them; a part that stays is passed on itself.
+
+    Args:
+        change: Called with each tensor, once, and with each object that is none of these; returns what is to be there, or the same.
+
+    Attributes:
+        containers: The lists and mappings that are copies.
+
+    Example:
+        >>> NestChange(lambda leaf: leaf.double() if isinstance(leaf, Tensor) else leaf).of({"x": [torch.ones(1)], "name": "a"})
+        {'x': [tensor([1.], dtype=torch.float64)], 'name': 'a'}
+    """
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self._change = change
+        self._done: dict[int, Any] = {}
         self.containers: list[Container] = []
 
     def of(self, nest: Any) -> Any:
+        """The nest after the change."""
         if isinstance(nest, Tensor):
-            if nest.dtype is self._dtype or nest.dtype not in _CASTABLE:
-                return nest
-            if id(nest) not in self._done:
-                self._done[id(nest)] = nest.to(self._dtype)
-            return self._done[id(nest)]
+            return self._tensor(nest)
         if type(nest) in _PLAIN:
             return nest
         if isinstance(nest, tuple | list | Mapping):
@@ -136,7 +150,15 @@ class _Casts:
             return self._mapping(nest) if isinstance(nest, Mapping) else self._sequence(nest)
         if is_dataclass(nest) and not isinstance(nest, type):
             return _with_attributes(nest, {each.name: self.of(getattr(nest, each.name)) for each in fields(nest)})
-        return nest
+        return self._change(nest)
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        if id(tensor) in self._done:
+            return self._done[id(tensor)]
+        changed = self._change(tensor)
+        if changed is not tensor:
+            self._done[id(tensor)] = changed
+        return changed
 
     def _sequence(self, nest: Any) -> Any:
         parts = [self.of(part) for part in nest]

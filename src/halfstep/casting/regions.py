@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 
 from halfstep._torch import kept_out_of_graphs, own_buffers, own_parameters
-from halfstep.casting.nests import HALVES, Container, cast_arguments, cast_tensors, device_type_of, settle
+from halfstep.casting.nests import Container, cast_arguments, cast_tensors, device_type_of, settle
 from halfstep.casting.operations import OperationTable, in_force_here, shielding_table
 from halfstep.casting.weights import PureRegion, own_buffers_in, pure_dtype, runs_again
-from halfstep.precision import DTYPES
+from halfstep.precision import DTYPES, HALVES
 from halfstep.records import Precision
 
 __all__ = ["Region"]
@@ -90,8 +90,7 @@ class Region:
                 result = forward(module, *args, **kwargs)
         else:
             result = forward(module, *args, **kwargs)
-        if containers:
-            settle(containers)
+        settle(containers)
         return result
 
     def _run_lower(self, forward: Callable[..., Any], module: Any, args: Any, kwargs: Any, device_type: str) -> Any:
@@ -133,6 +132,7 @@ class Region:
             args, kwargs, containers = cast_arguments(args, kwargs, torch.float32)
         device_type = device_type_of(args, kwargs) or device_type
         outer = torch.is_autocast_enabled(device_type)
+        assert self.autocast_dtype is not None, "the runner of a region without autocast is another"
         with in_force_here(self.operations), _autocast(device_type, self.autocast_dtype):
             result = forward(module, *args, **kwargs)
         settle(containers)
@@ -144,9 +144,7 @@ def _outside_of_graphs(run: Callable[..., Any], *args: Any) -> Any:
     return run(*args)
 
 
-def _autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
-    if dtype is None:
-        return torch.autocast(device_type, enabled=False)
+def _autocast(device_type: str, dtype: torch.dtype) -> torch.autocast:
     # Autocast finds the copies of weights that it keeps by the weight alone: in a region of one dtype within one of another it would take
     # those of the outer one. A region that switches autocast off tells by its dtype what the one around it had.
     alike = torch.compiler.is_compiling() or torch.get_autocast_dtype(device_type) is dtype or not _is_nested()

@@ -19,20 +19,24 @@ __all__ = ["PureRegion", "own_buffers_in", "pure_dtype", "runs_again", "weight_m
 
 @final
 @dataclass(frozen=True, slots=True)
-class _SeenBuffer:
-    """A buffer, its cast, and the versions of both before anybody could write to them."""
+class _Copy:
+    """A weight or buffer, its cast, and the versions of both before anybody could write to them."""
 
     stored: Tensor
     cast: Tensor
     versions: tuple[int, int]
+
+    @classmethod
+    def of(cls, stored: Tensor, cast: Tensor) -> _Copy:
+        return cls(stored, cast, (_version(stored), _version(cast)))
 
 
 class _State(threading.local):
     # Set in each thread, and not in the class alone: torch.compile guards on what the instance has.
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None
-        self.casts: dict[tuple[int, torch.dtype, bool], tuple[Tensor, Tensor, int, int]] | None = None
-        self.buffers: list[tuple[nn.Module, dict[str, _SeenBuffer]]] = []
+        self.casts: dict[tuple[int, torch.dtype, bool], _Copy] | None = None
+        self.buffers: list[tuple[nn.Module, dict[str, _Copy]]] = []
 
 
 _state: Final = _State()
@@ -71,9 +75,9 @@ class PureRegion:
         _state.dtype = self._outer
         if self._outer is None and _state.casts is not None:
             casts, _state.casts = _state.casts, None
-            for stored, cast, _, version in casts.values():
-                if _version(cast) != version:  # The code wrote to what it took for the weight.
-                    write_back(stored, cast)
+            for each in casts.values():
+                if _version(each.cast) != each.versions[1]:  # The code wrote to what it took for the weight.
+                    write_back(each.stored, each.cast)
 
 
 @contextmanager
@@ -85,7 +89,7 @@ def own_buffers_in(module: nn.Module) -> Iterator[None]:
     if any(called is module for called, _ in _state.buffers):
         yield
         return
-    seen: dict[str, _SeenBuffer] = {}
+    seen: dict[str, _Copy] = {}
     _state.buffers.append((module, seen))
     try:
         yield
@@ -97,7 +101,7 @@ def own_buffers_in(module: nn.Module) -> Iterator[None]:
                 write_back(each.stored, each.cast)
 
 
-def _may_be_written(seen: _SeenBuffer, *, name: str) -> bool:
+def _may_be_written(seen: _Copy, *, name: str) -> bool:
     """Whether the code may have written to the cast of a buffer; batch normalization does not tell by the tensor's version that it did."""
     if torch.compiler.is_compiling():
         return True
@@ -124,7 +128,8 @@ def write_back(stored: Any, cast: Any) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else version_of(tensor)
+    """What grows with each write; 0 where nobody counts, which is for tensors of an inference, and in traced code."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
 
 
 def _seen(stored: Any, *, sparse: bool, again: torch.dtype | None) -> Any:
@@ -143,11 +148,11 @@ def _seen(stored: Any, *, sparse: bool, again: torch.dtype | None) -> Any:
     # Without gradients a weight's cast has no history, so it is no good for a pass that needs one.
     key = (id(stored), dtype, stored.requires_grad and torch.is_grad_enabled())
     known = casts.get(key)
-    if known is not None and known[2] == _version(stored):
-        return known[1]
+    if known is not None and known.versions[0] == _version(stored):
+        return known.cast
     cast = _cast(stored, dtype, sparse=sparse)
     if cast is not stored:
-        casts[key] = (stored, cast, _version(stored), _version(cast))
+        casts[key] = _Copy.of(stored, cast)
     return cast
 
 
@@ -187,8 +192,7 @@ def _seen_buffer(module: nn.Module, name: str) -> Tensor | None:
                 cast: Tensor = cast_tensors(stored, dtype)
                 if cast is stored:
                     return stored
-                known = _SeenBuffer(stored, cast, (0, 0) if torch.compiler.is_compiling() else (_version(stored), _version(cast)))
-                buffers[name] = known
+                known = buffers[name] = _Copy.of(stored, cast)
             return known.cast
     return None
 

@@ -21,7 +21,7 @@ from halfstep.hardware import StepProfile, describe_device, matmul_gain, native_
 from halfstep.policy import Policy
 from halfstep.precision import PRECISIONS
 from halfstep.records import SCHEMA, Comparison, Interval, MemoryParts, Precision, PrecisionRun, Settings, Verdict
-from halfstep.task import TaskFactory, load_task
+from halfstep.task import TaskFactory, load_task, task_name
 
 __all__ = ["compare"]
 
@@ -115,7 +115,7 @@ def compare(
     runs = tuple(_run(tally, device_type=place.type) for tally in result.tallies)
     verdicts, whys = _verdicts(result, runs=runs, options=options)
     batch = result.tallies[0].samples
-    name = task if isinstance(task, str) else getattr(factory, "__qualname__", type(factory).__name__)
+    name = task_name(task)
     return Comparison(
         schema=SCHEMA,
         task=name,

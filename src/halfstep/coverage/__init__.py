@@ -1,6 +1,6 @@
 """What a policy does to a task: which override decides about each module, and what the casts are."""
 
-from halfstep.coverage.arguments import NamedPolicy, check_policy_first, read_policy_argument, told_apart
+from halfstep.coverage.arguments import NamedPolicy, check_policy_first, told_apart
 from halfstep.coverage.effects import describe_policy, policy_effect
 
-__all__ = ["NamedPolicy", "check_policy_first", "describe_policy", "policy_effect", "read_policy_argument", "told_apart"]
+__all__ = ["NamedPolicy", "check_policy_first", "describe_policy", "policy_effect", "told_apart"]

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.policy import Policy
 
-__all__ = ["NamedPolicy", "check_policy_first", "read_policy_argument", "told_apart"]
+__all__ = ["NamedPolicy", "check_policy_first", "told_apart"]
 
 _LEVELS: Final = ("O0", "O1", "O2", "O3")
 
@@ -103,30 +103,6 @@ def check_policy_first(policy: str, task: str) -> None:
     """
     if not _is_policy(policy) and _is_policy(task):
         raise ConfigurationError(f"{policy!r} is no policy, but {task!r} is one: the policy comes first, then the task.")
-
-
-def read_policy_argument(text: str) -> Policy:
-    """The policy that a word of a command line stands for.
-
-    Args:
-        text: The path of a TOML file; or a policy as text, such as `fp16; head=fp32`, or `O0` to `O3`.
-
-    Raises:
-        InvalidTypeError: It is no string.
-        ConfigurationError: There is no such file, or it is no policy.
-
-    Example:
-        >>> read_policy_argument("O1")
-        Policy(default='fp16', overrides=(), pure=False)
-        >>> read_policy_argument("nowhere.toml")
-        Traceback (most recent call last):
-        ...
-        halfstep.errors.ConfigurationError: Cannot read the policy nowhere.toml: No such file or directory.
-    """
-    given: Any = text
-    if not isinstance(given, str):
-        raise InvalidTypeError(f"A policy is named by the path of a TOML file or by a text such as 'fp16; head=fp32', not by {given!r}.")
-    return NamedPolicy.of(given).policy
 
 
 def _policy_file(text: str) -> Path | None:

@@ -16,7 +16,7 @@ from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.hardware import parse_device
 from halfstep.policy import Policy
 from halfstep.records import SCHEMA, OverrideEffect, PolicyEffect
-from halfstep.task import TaskFactory, load_task
+from halfstep.task import TaskFactory, load_task, task_name
 
 __all__ = ["Progress", "describe_policy", "policy_effect"]
 
@@ -79,7 +79,7 @@ def policy_effect(
         with fresh_task(factory, seed=seed, device=place) as made:
             operations = count_operations(made, reading.policy, device=place)
     whole = known[reading.policy]
-    effect = _unmeasured(named, reading, task=_task_name(task))
+    effect = _unmeasured(named, reading, task=task_name(task))
     overrides = (_measured(each, index, reading=reading, known=known, operations=operations) for index, each in enumerate(effect.overrides))
     return replace(
         effect,
@@ -111,7 +111,7 @@ def describe_policy(policy: NamedPolicy, task: str | TaskFactory, *, seed: int =
     """
     factory, place = _factory(task), parse_device(device)
     with fresh_task(factory, seed=seed, device=torch.device("cpu")) as made:
-        return _unmeasured(policy, read(policy.policy, made.model, device=place), task=_task_name(task))
+        return _unmeasured(policy, read(policy.policy, made.model, device=place), task=task_name(task))
 
 
 def _factory(task: str | TaskFactory) -> TaskFactory:
@@ -119,10 +119,6 @@ def _factory(task: str | TaskFactory) -> TaskFactory:
     if not callable(factory):
         raise InvalidTypeError(f"A task is named by a string, or is a factory that makes one from a seed, not a {type(task).__name__}.")
     return factory
-
-
-def _task_name(task: str | TaskFactory) -> str:
-    return task if isinstance(task, str) else str(getattr(task, "__qualname__", type(task).__name__))
 
 
 def _check_seed(seed: int) -> None:
