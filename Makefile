@@ -28,13 +28,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.peers: $(VENV)/.dev
-	@echo "Installing Accelerate and Lightning, which the benchmarks measure beside halfstep ..."
+	@echo "Installing Accelerate, Lightning and transformers, which the benchmarks measure beside halfstep ..."
 	@$(PIP) --editable '.[dev,peers]'
 	@touch $@
 
 venv: $(VENV)/.dev ## Make .venv with everything for development.
 
-peers: $(VENV)/.peers ## Add Accelerate and Lightning to it, for the benchmarks.
+peers: $(VENV)/.peers ## Add Accelerate, Lightning and transformers to it, for the benchmarks.
 
 demo: $(VENV)/.demo ## Compare fp32 with bf16 and fp16 on ResNet-18: about two minutes on two cores.
 	@# Exit code 1 means that a precision trains worse here, or fails: an answer, and no error of the demo.

@@ -8,43 +8,64 @@ from hypothesis import strategies as st
 
 from halfstep.records import (
     AbstractRecord,
+    Audit,
     Comparison,
     Device,
     EffectivePrecision,
     Interval,
+    KeptOperation,
+    KeptReason,
     LossParity,
     MemoryParts,
     MemorySource,
     ModulePrecision,
+    ModuleRange,
+    OperationLists,
+    OperationTreatment,
+    OpRecord,
     Outcome,
     OverrideEffect,
     OverrideStatus,
+    Phase,
     PolicyEffect,
     Precision,
     PrecisionRun,
     ScalerStats,
     Settings,
+    Site,
     StepRecord,
+    TraceRecord,
+    Treatment,
+    UnderflowSite,
     Verdict,
 )
 from halfstep.records.comparison import SCHEMA
 
 __all__ = [
     "RECORDS",
+    "audits",
     "comparisons",
     "devices",
     "floats",
     "intervals",
+    "kept_operations",
     "memory_parts",
     "module_precisions",
+    "module_ranges",
+    "op_records",
+    "operation_lists",
+    "operation_treatments",
     "override_effects",
     "policy_effects",
     "precision_runs",
     "precisions",
     "scaler_stats",
     "settings",
+    "sites",
     "step_records",
     "texts",
+    "trace_records",
+    "underflow_sites",
     "verdicts",
 ]
 
@@ -202,21 +223,142 @@ def comparisons() -> st.SearchStrategy[Comparison]:
         conclusion=texts(),
         interrupted=st.booleans(),
         policies=_tuples(policy_effects()),
+        target=texts(),
+    )
+
+
+def sites() -> st.SearchStrategy[Site]:
+    return st.builds(Site, module=texts(), file=texts(), line=st.integers())
+
+
+def op_records() -> st.SearchStrategy[OpRecord]:
+    return st.builds(
+        OpRecord,
+        op=texts(),
+        phase=st.sampled_from(get_args(Phase)),
+        site=sites(),
+        input_dtypes=_tuples(texts()),
+        output_dtypes=_tuples(texts()),
+        elements=st.integers(),
+        absmax=st.none() | floats(),
+        nonfinite=st.integers(),
+        nans=st.integers(),
+        flushed=st.integers(),
+        exact_absmax=st.none() | floats(),
+        has_nonfinite_input=st.booleans(),
+        has_nan_input=st.booleans(),
+        node=texts(),
+        seconds=st.none() | floats(),
+    )
+
+
+def module_ranges() -> st.SearchStrategy[ModuleRange]:
+    return st.builds(
+        ModuleRange,
+        module=texts(),
+        dtype=texts(),
+        ops=st.integers(),
+        absmax=st.none() | floats(),
+        nonfinite=st.integers(),
+        flushed=st.integers(),
+        headroom=st.none() | floats(),
+    )
+
+
+def trace_records() -> st.SearchStrategy[TraceRecord]:
+    return st.builds(TraceRecord, schema=st.integers(), torch=texts(), target=texts(), ops=_tuples(op_records()))
+
+
+def operation_treatments() -> st.SearchStrategy[OperationTreatment]:
+    treatments = st.sampled_from(get_args(Treatment))
+    return st.builds(OperationTreatment, name=texts(), treatment=treatments, other=st.none() | treatments)
+
+
+def operation_lists() -> st.SearchStrategy[OperationLists]:
+    return st.builds(
+        OperationLists,
+        schema=st.integers(),
+        torch=texts(),
+        target=texts(),
+        against=texts(),
+        pattern=texts(),
+        operations=_tuples(operation_treatments()),
+    )
+
+
+def kept_operations() -> st.SearchStrategy[KeptOperation]:
+    return st.builds(
+        KeptOperation,
+        op=texts(),
+        phase=st.sampled_from(get_args(Phase)),
+        reason=st.sampled_from(get_args(KeptReason)),
+        count=st.integers(),
+        seconds=st.none() | floats(),
+        modules=_tuples(texts()),
+    )
+
+
+def underflow_sites() -> st.SearchStrategy[UnderflowSite]:
+    return st.builds(
+        UnderflowSite,
+        op=texts(),
+        phase=st.sampled_from(get_args(Phase)),
+        site=sites(),
+        flushed=st.integers(),
+        elements=st.integers(),
+    )
+
+
+def audits() -> st.SearchStrategy[Audit]:
+    seconds = st.none() | floats()
+    return st.builds(
+        Audit,
+        schema=st.integers(),
+        torch=texts(),
+        task=texts(),
+        precision=texts(),
+        target=texts(),
+        device=texts(),
+        scale=floats(),
+        initial_scale=floats(),
+        loss=floats(),
+        operations=st.integers(),
+        lowered=st.integers(),
+        seconds=seconds,
+        lowered_seconds=seconds,
+        cast_seconds=seconds,
+        casts=st.integers(),
+        cast_elements=st.integers(),
+        elements=st.integers(),
+        kept=_tuples(kept_operations()),
+        underflow=_tuples(underflow_sites()),
+        ranges=_tuples(module_ranges()),
+        origin=st.none() | op_records(),
+        scaled_origin=st.none() | op_records(),
     )
 
 
 # tests/records/test_codec.py fails when a record class is missing here.
 RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
+    Audit: audits(),
     Comparison: comparisons(),
+    KeptOperation: kept_operations(),
+    OperationLists: operation_lists(),
+    OperationTreatment: operation_treatments(),
+    UnderflowSite: underflow_sites(),
     Device: devices(),
     Interval: intervals(),
     MemoryParts: memory_parts(),
     ModulePrecision: module_precisions(),
+    ModuleRange: module_ranges(),
+    OpRecord: op_records(),
     OverrideEffect: override_effects(),
     PolicyEffect: policy_effects(),
     PrecisionRun: precision_runs(),
     ScalerStats: scaler_stats(),
     Settings: settings(),
+    Site: sites(),
     StepRecord: step_records(),
+    TraceRecord: trace_records(),
     Verdict: verdicts(),
 }

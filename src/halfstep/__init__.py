@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from halfstep.comparison import compare
     from halfstep.engine import MixedPrecision
     from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
+    from halfstep.numerics import rehearse, trace
     from halfstep.policy import Policy
     from halfstep.records import Comparison, ScalerStats, StepRecord
     from halfstep.scaler import LossScaler
@@ -38,6 +39,8 @@ __all__ = [
     "__version__",
     "compare",
     "load_task",
+    "rehearse",
+    "trace",
 ]
 
 # Where each public name is defined. Modules are nouns, so that no function has the name of a module of this package.
@@ -56,6 +59,8 @@ _HOMES = {
     "UnscaledBackwardError": "halfstep.errors",
     "compare": "halfstep.comparison",
     "load_task": "halfstep.task",
+    "rehearse": "halfstep.numerics",
+    "trace": "halfstep.numerics",
 }
 
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import HalfstepError, InvalidTypeError, TaskError, did_you_mean
+from halfstep.randomness import RandomState, seed_everything
 
-__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "blamed", "load_task", "make_task", "task_name"]
+__all__ = ["BatchStream", "Task", "TaskFactory", "blame", "blamed", "fresh_task", "load_task", "make_task", "task_name"]
 
 
 @final
@@ -270,6 +271,32 @@ def blamed(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise TaskError(f"{what}: {blame(error)}") from error
+
+
+@contextmanager
+def fresh_task(factory: TaskFactory, *, seed: int, device: torch.device) -> Iterator[Task]:
+    """A task from its seed, its model on a device and in training mode; the generators of random numbers are put back at the end.
+
+    Raises:
+        TaskError: The task cannot be made, or not be moved to the device.
+
+    Example:
+        >>> with fresh_task(lambda seed: None, seed=0, device=torch.device("cpu")) as task:
+        ...     pass
+        Traceback (most recent call last):
+        ...
+        halfstep.errors.TaskError: The factory '<lambda>' returned None; it must return a halfstep.Task.
+    """
+    outside = RandomState.capture()
+    try:
+        seed_everything(seed)
+        with blamed(f"The task could not be set up with seed {seed}"):
+            task = make_task(factory, seed=seed)
+            task.model.to(device=device)
+            task.model.train()
+        yield task
+    finally:
+        outside.restore()
 
 
 # Where no user's code lies: generated code such as a dataclass's __init__, halfstep, torch (also one that was built from source) and

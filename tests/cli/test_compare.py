@@ -65,6 +65,7 @@ class TestArguments:
             "compile": False,
             "loss_scale": "dynamic",
             "max_slowdown": 10.0,
+            "target": None,
         }
 
     @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ class TestArguments:
             ("--loss-scale none", "loss_scale", "none"),
             ("--max-slowdown 2.5", "max_slowdown", 2.5),
             ("--max-slowdown inf", "max_slowdown", float("inf")),
+            ("--target cuda", "target", "cuda"),
         ],
     )
     def test_what_is_named_is_passed_on(self, compare: Calls, words: str, name: str, value: object) -> None:
@@ -272,6 +274,41 @@ class TestTasks:
         assert [each.precision for each in comparison.verdicts] == ["islands"]
         (effect,) = comparison.policies
         assert (effect.name, effect.policy) == ("islands", "bf16; torch.nn.Linear=fp32")
+
+    def test_a_rehearsal(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
+        words = ["--steps", "2", "--target", "cuda", "--policy", "fp16; op:linear=fp32", "--json", str(json_file), "--html", str(html_file)]
+        assert run(write_task(tmp_path), *words) == 0
+        comparison = Comparison.from_json(json_file.read_text())
+        assert (comparison.target, comparison.device.type) == ("cuda", "cpu")
+        assert [each.step_time_ms for each in comparison.runs] == [None] * 4
+        out = " ".join(capsys.readouterr().out.split())
+        for shown in (out, html_file.read_text()):
+            assert comparison.conclusion in shown
+            assert "on cuda (rehearsed on this CPU)" in shown
+            assert "The numerics of cuda were rehearsed on a CPU; time and memory were not measured." in shown
+        assert not any(word in out for word in ("emulated", "slow", "fast", "Step time", "Peak memory", "Samples/s", "Speed-up"))
+
+    def test_a_rehearsal_in_which_fp16_overflows(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        source = "def loss(model, batch):\n    return (model(batch * 1e6) * 1e-6).square().mean()"
+        assert run(write_task(tmp_path, source), "--steps", "4", "--target", "cuda") == 1
+        out = " ".join(capsys.readouterr().out.split())
+        assert "; 18 of 18 steps were skipped; time and memory were not measured." in out
+        assert "; fp16 trains worse than fp32; time and memory were not measured." in out
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("--target cdua", "The lists of autocast are known for cuda, cpu, xpu, mtia and maia, not for 'cdua'. Did you mean 'cuda'?"),
+            ("--target cuda --device cuda", "the numerics of cuda are rehearsed on a CPU. Leave device out"),
+            ("--target cuda --compile", "what is compiled cannot be rehearsed. Leave compile out"),
+        ],
+    )
+    def test_what_cannot_be_rehearsed(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, message: str) -> None:
+        assert run(write_task(tmp_path, "loss = lambda model, batch: sys.exit(7)"), *words.split()) == 2
+        out, err = capsys.readouterr()
+        assert message in err
+        assert not out
 
     def test_what_the_task_prints_stays_out_of_the_json(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         source = f"print('loading')\n{SQUARE}"

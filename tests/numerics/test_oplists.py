@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfstep.errors import HalfstepError
-from halfstep.numerics import lowered_ops
-from halfstep.numerics.oplists import _CPU_ONLY, _CUDA_ONLY
+from halfstep.errors import ConfigurationError, HalfstepError
+from halfstep.numerics import TARGETS, list_treatments, lowered_ops, treatment_of
+from halfstep.numerics.oplists import _CPU_ONLY, _CUDA_ONLY, dtype_setters
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 
@@ -122,3 +122,81 @@ def test_a_macro_that_lists_nothing_is_an_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
     with pytest.raises(HalfstepError, match=r"macro AT_FORALL_LOWER_PRECISION_FP .* lists nothing"):
         lowered_ops()
+
+
+def overloads(key: str) -> set[str]:
+    """The overloads of aten with a kernel of their own for a dispatch key."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and has(name, key)}
+
+
+class TestTreatments:
+    @pytest.mark.parametrize("target", TARGETS)
+    def test_what_is_listed_is_what_the_dispatcher_says_is_registered(self, target: str) -> None:
+        """A new torch that lists an operation elsewhere, or in another way, fails here."""
+        listed = set(list_treatments(target))
+        if target == "cuda":
+            listed -= {"_cudnn_rnn"}  # It comes with CUDA builds alone.
+        assert listed == overloads(f"Autocast{target.upper()}") - {"_cudnn_rnn"}
+        assert len(listed) > 100
+
+    def test_every_name_is_an_overload_of_aten(self) -> None:
+        names = {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names()}
+        assert [name for target in TARGETS for name in list_treatments(target) if name not in names | {"_cudnn_rnn"}] == []
+
+    @pytest.mark.parametrize(
+        ("name", "cuda", "cpu"),
+        [
+            ("linear", "lower", "lower"),
+            ("softmax.int", "fp32", "as_is"),
+            ("layer_norm", "fp32", "as_is"),
+            ("norm.ScalarOpt_dim", "fp32", "as_is"),
+            ("mse_loss", "fp32", "fp32"),
+            ("addcmul", "promote", "as_is"),
+            ("cat", "as_is", "promote"),
+            ("grid_sampler", "promote", "fp32"),
+            ("avg_pool3d", "as_is", "fp32"),
+            ("binary_cross_entropy", "banned", "fp32"),
+            ("relu", "as_is", "as_is"),
+        ],
+    )
+    def test_what_is_known_of_some(self, name: str, cuda: str, cpu: str) -> None:
+        assert (treatment_of(name), treatment_of(name, target="cpu")) == (cuda, cpu)
+
+    def test_the_kernels_of_the_cpu_do_what_was_found_out(self) -> None:
+        """Told by the dtypes of results, of operations that are handed real arguments."""
+        half, full = torch.ones(4, 4, dtype=torch.bfloat16), torch.ones(4, 4)
+        calls = {"mm": (half, full), "mse_loss": (half, half), "cat": ([half, full],), "trace": (half,)}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for name, arguments in calls.items():
+                expected = {"lower": torch.bfloat16, "fp32": torch.float32, "promote": torch.float32}
+                assert getattr(torch.ops.aten, name)(*arguments).dtype is expected[treatment_of(name, target="cpu")]
+
+    def test_what_all_lower_is_in_the_names_of_what_is_lowered(self) -> None:
+        for target in TARGETS:
+            lowered = {name.partition(".")[0] for name, treatment in list_treatments(target).items() if treatment == "lower"}
+            assert lowered <= lowered_ops()
+
+    def test_those_that_are_told_a_dtype_have_an_argument_for_it(self) -> None:
+        assert "softmax.int" in dtype_setters()
+        for name in dtype_setters():
+            operation, _, overload = name.partition(".")
+            schema = getattr(getattr(torch.ops.aten, operation), overload or "default")._schema
+            assert [argument.name for argument in schema.arguments if argument.name == "dtype"] == ["dtype"]
+
+    @pytest.mark.parametrize("spelling", ["softmax.int", "aten::softmax.int", "aten.softmax.int"])
+    def test_names_are_taken_in_every_spelling(self, spelling: str) -> None:
+        assert treatment_of(spelling) == "fp32"
+        assert treatment_of("aten.linear.default") == "lower"
+
+    def test_an_operation_that_does_not_exist_is_an_error(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"has no operation aten::sofmax\. Did you mean '_softmax' or 'softmax'"):
+            treatment_of("sofmax")
+
+    def test_a_target_without_lists_is_an_error(self) -> None:
+        with pytest.raises(ConfigurationError, match="known for cuda, cpu, xpu, mtia and maia, not for 'mps'"):
+            list_treatments("mps")
+
+    def test_nobody_can_change_them(self) -> None:
+        with pytest.raises(TypeError):
+            list_treatments("cuda")["linear"] = "fp32"  # type: ignore[index]

@@ -141,6 +141,18 @@ def test_what_was_not_measured_is_null(key: str) -> None:
     assert PrecisionRun.from_json(run.to_json()) == run
 
 
+def test_a_comparison_from_before_there_were_rehearsals_was_none() -> None:
+    assert PLAIN["target"] == ""
+    older = {key: value for key, value in PLAIN.items() if key not in ("target", "policies")}
+    assert Comparison.from_json(json.dumps(older)) == COMPARISON
+
+
+def test_a_rehearsal_names_its_target() -> None:
+    rehearsed = replace(COMPARISON, target="cuda")
+    assert json.loads(rehearsed.to_json())["target"] == "cuda"
+    assert Comparison.from_json(rehearsed.to_json()) == rehearsed
+
+
 @pytest.mark.parametrize("schema", [0, 2, -1, 10**30])
 @pytest.mark.parametrize("rest", [PLAIN, {}, {**PLAIN, "runs": "moved to another file"}], ids=["same", "empty", "changed"])
 def test_another_schema_is_named_before_any_field(schema: int, rest: dict[str, Any]) -> None:

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from halfstep.records import Comparison, Interval, LossParity
-from halfstep.report import Card, Document, Section, comparison_document
+from halfstep.report import Card, Document, Section, comparison_document, print_document, render_html
 from tests import samples
 
 
@@ -197,3 +200,55 @@ def test_too_few_steps_have_a_range_and_no_interval(steps: int, label: str) -> N
     assert {f"{label} of step time", f"{label} of speed-up"} <= set(summary(sample))
     cards = section(comparison_document(sample), "Verdicts").cards
     assert all(card.facts[0].detail.startswith(f"{label}: ") for card in cards)
+
+
+class TestRehearsal:
+    def test_time_and_memory_are_left_out(self) -> None:
+        document = comparison_document(samples.rehearsed_comparison())
+        assert [one.title for one in document.sections] == ["Verdicts", "Summary", "Loss", "Machine and settings"]
+        assert list(summary(samples.rehearsed_comparison())) == [
+            "First loss",
+            "Final loss",
+            "Loss parity",
+            "Skipped steps",
+            "Final scale",
+            "Steps",
+        ]
+        assert [[(fact.label, fact.detail) for fact in card.facts][1:] for card in cards(samples.rehearsed_comparison())] == [
+            [("Skipped steps", "of 195")]
+        ] * 2
+        assert [[fact.value for fact in card.facts] for card in cards(samples.rehearsed_comparison())] == [["same", "0"], ["same", "7"]]
+
+    def test_every_step_counts(self) -> None:
+        assert summary(samples.rehearsed_comparison())["Steps"] == ("195", "195", "195")
+
+    def test_it_is_said_what_was_rehearsed_and_where(self) -> None:
+        comparison = samples.rehearsed_comparison()
+        document = comparison_document(comparison)
+        assert document.subtitle == ("fp32 vs bf16 vs fp16 · cuda, rehearsed on Intel(R) Xeon(R) Platinum 8481C · 3 seeds of 65 steps")
+        (table,) = section(document, "Summary").tables
+        assert table.caption == "The numerics of cuda were rehearsed on a CPU; time and memory were not measured."
+        rows = {row[0]: row[1] for row in section(document, "Machine and settings").tables[0].rows}
+        assert rows["Target, rehearsed"] == "cuda"
+        assert rows["Device"] == "Intel(R) Xeon(R) Platinum 8481C (cpu)"
+        assert (rows["Steps of each seed"], rows["Warm-up steps among those"]) == ("65", "5")
+        assert not any("Measured" in row for row in rows)
+
+    def test_an_interruption_counts_the_steps_that_ran(self) -> None:
+        (notice,) = comparison_document(samples.rehearsed_comparison(interrupted=True)).notices
+        assert "Of 195 planned steps, these were run: 195 in fp32, 195 in bf16, 195 in fp16." in notice
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_neither_the_terminal_nor_the_page_speaks_of_speed(self, interrupted: bool) -> None:
+        document = comparison_document(samples.rehearsed_comparison(interrupted=interrupted))
+        out = StringIO()
+        print_document(document, Console(file=out, width=120))
+        page = re.sub(r"<(script|style).*?</\1>", "", render_html(document), flags=re.DOTALL)
+        for shown in (out.getvalue(), page):
+            assert "on cuda (rehearsed on this CPU); time and memory were not measured" in " ".join(shown.split())
+            assert not re.search(r"slow|fast|emulat|speed|step time|samples/s|peak memory|measured steps", shown, flags=re.IGNORECASE)
+
+    def test_a_comparison_without_a_target_says_nothing_of_one(self) -> None:
+        rows = [row[0] for row in section(comparison_document(samples.comparison()), "Machine and settings").tables[0].rows]
+        assert "Target, rehearsed" not in rows
+        assert rows.count("Warm-up steps before those") == 1

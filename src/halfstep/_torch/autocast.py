@@ -19,8 +19,10 @@ __all__ = [
     "FreshTraces",
     "HeldSetting",
     "Overload",
+    "all_overloads",
     "aten_operations",
     "autocast_kernel",
+    "below_autocast",
     "functional_overloads",
     "has_autocast_kernel",
     "is_being_traced",
@@ -57,6 +59,14 @@ class Overload:
         """The name as `torch.library` takes it, such as `softmax.int`."""
         return self.name.removeprefix("aten::")
 
+    def place_of(self, argument: str) -> int | None:
+        """The place of an argument that can be given without its name; `None` where it cannot.
+
+        Private: `OpOverload._schema`, as in `functional_overloads`.
+        """
+        arguments = enumerate(self.call._schema.arguments)
+        return next((place for place, each in arguments if each.name == argument and not each.kwarg_only), None)
+
     @classmethod
     def named(cls, name: str) -> Overload:
         """The overload of a name."""
@@ -68,6 +78,12 @@ class Overload:
 def aten_operations() -> frozenset[str]:
     """The names of all aten operations, without overloads, such as `softmax`."""
     return frozenset(name.partition(".")[0] for name in _dispatched())
+
+
+@cache
+def all_overloads() -> tuple[Overload, ...]:
+    """All overloads of aten, sorted by their names."""
+    return tuple(Overload.named(f"aten::{name}") for name in sorted(_dispatched()))
 
 
 @cache
@@ -126,10 +142,8 @@ def has_autocast_kernel(overload: Overload, *, device_type: str) -> bool:
 def autocast_kernel(overload: Overload, *, device_type: str) -> Callable[..., Any]:
     """What runs when autocast meets an overload, called as `kernel(keyset, *args, **kwargs)`.
 
-    Where autocast has no say, that is what lies below it, with autocast on for the operations that it is made of.
-
-    Private: `torch._C._dispatch_keyset_full_after`, because `torch.library.get_kernel` gives autocast's fallback in that case, which cannot
-    be called. Seen on torch 2.13.
+    Where autocast has no say, that is what lies below it, because `torch.library.get_kernel` gives autocast's fallback in that case, which
+    cannot be called.
 
     Raises:
         HalfstepError: This torch does not give its kernels away.
@@ -143,7 +157,17 @@ def autocast_kernel(overload: Overload, *, device_type: str) -> Callable[..., An
             )
         kernel: Callable[..., Any] = torch.library.get_kernel(overload.call, key).call_boxed
         return kernel
-    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
+    return below_autocast(overload, device_type=device_type)
+
+
+def below_autocast(overload: Overload, *, device_type: str) -> Callable[..., Any]:
+    """What an operation would be without a kernel of autocast's, called as `kernel(keyset, *args, **kwargs)`.
+
+    Autocast stays on for the operations that it is made of.
+
+    Private: `torch._C._dispatch_keyset_full_after` and `OpOverload.redispatch`. Seen on torch 2.13.
+    """
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
 
     def pass_on(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return overload.call.redispatch(keyset & below, *args, **kwargs)

@@ -16,10 +16,10 @@ from typing import Any, Final, final
 
 import torch
 
-from halfstep._torch import FreshTraces, Overload, autocast_kernel, functional_overloads, register_autocast_kernel, without_autocast
+from halfstep._torch import FreshTraces, Overload, functional_overloads, without_autocast
 from halfstep.casting.nests import cast_arguments, cast_tensors
 from halfstep.casting.weights import write_back
-from halfstep.numerics import lowered_ops
+from halfstep.numerics import decide_operation, lowered_ops
 from halfstep.precision import DTYPES
 from halfstep.records import Precision
 
@@ -248,10 +248,9 @@ def _register(name: str, device_type: str) -> None:
         known.users += 1
         return
     overload = Overload.named(name)
-    original = autocast_kernel(overload, device_type=device_type)
     statistics = overload.statistics
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def decide(pass_on: Callable[..., Any], keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         table = _current()
         dtype = None if table is None else table.dtypes.get(name)
         if dtype is not None and any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values())):
@@ -259,7 +258,7 @@ def _register(name: str, device_type: str) -> None:
         for see in _observers:
             see(name, table is not None and dtype is not None and name in table.decided)
         if table is None or dtype is None:
-            return original(keyset, *args, **kwargs)
+            return pass_on(keyset, *args, **kwargs)
         cast_args, cast_kwargs, _ = cast_arguments(args, kwargs, dtype)
         with without_autocast(device_type):
             result = overload.call(*cast_args, **cast_kwargs)
@@ -268,4 +267,4 @@ def _register(name: str, device_type: str) -> None:
             write_back(stored, cast)
         return cast_tensors(result, torch.float32) if table.base == "fp32" and table.autocast_dtype is not None else result
 
-    _registered[name, device_type] = _Registration(register_autocast_kernel(overload, kernel, device_type=device_type))
+    _registered[name, device_type] = _Registration(decide_operation(overload, decide, device_type=device_type))

@@ -36,6 +36,11 @@ __all__ = ["compare_command"]
     metavar="N|LIST",
     help="How many seeds, or a list such as 7,11,13. The spread between seeds is what losses are judged by.",
 )
+@click.option(
+    "--target",
+    metavar="TARGET",
+    help="Rehearse the numerics of a device that is not here, such as cuda, on the CPU: losses and skipped steps, not time or memory.",
+)
 @click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
 @click.option("--channels-last", is_flag=True, help="Lay out the model and its images channels last, which convolutions prefer.")
 @click.option("--compile", "compile_model", is_flag=True, help="Run the model through torch.compile.")
@@ -77,6 +82,10 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
     so far. What a policy does to each module, whether each of its overrides has an effect, and what its casts are, shows
     `halfstep policy show`.
 
+    No GPU at hand? --target cuda trains on the CPU with the numerics of a GPU, casts, storage and rounding, at about the cost of fp32. It
+    measures whether a precision trains as fp32 does there, which steps are skipped and where the loss scale ends. It measures neither time
+    nor memory, and goes with neither --device cuda nor --compile.
+
     \b
     Exit codes: 0 all is well, 1 a precision trains worse or fails, 2 it could not run, 130 Ctrl-C.
     """  # noqa: D301 - click reads \\b as "keep these lines"
@@ -95,6 +104,7 @@ def compare_command(context: click.Context, /, json_file: str | None, html_file:
             compile=options["compile_model"],
             loss_scale=options["loss_scale"],
             max_slowdown=options["max_slowdown"],
+            target=options["target"],
             progress=progress,
         )
     publish(comparison, comparison_document(comparison), json_file=json_file, html_file=html_file)

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import click
 
 import halfstep
+from halfstep.cli.audit import audit_command
 from halfstep.cli.compare import compare_command
 from halfstep.cli.exit_codes import ExitCode
+from halfstep.cli.ops import ops_command
 from halfstep.cli.policy import policy_group
 from halfstep.errors import HalfstepError, TaskError
 
@@ -35,6 +37,8 @@ def command(context: click.Context, show_traceback: bool) -> None:  # noqa: FBT0
 
 command.add_command(compare_command)
 command.add_command(policy_group)
+command.add_command(audit_command)
+command.add_command(ops_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

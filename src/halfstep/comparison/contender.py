@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,8 +17,9 @@ from halfstep.batch import move_batch, sample_count
 from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepError, HalfstepWarning
 from halfstep.hardware import StaticMemory, StepProfile, profile_step, static_memory, synchronize
-from halfstep.numerics import lowered_ops
+from halfstep.numerics import lowered_ops, rehearse
 from halfstep.policy import Policy
+from halfstep.precision import DTYPES
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.records import StepRecord
 from halfstep.scaler import LossScaler
@@ -42,12 +43,14 @@ class RunOptions:
         channels_last: Whether the model and 4-d inputs are laid out channels last.
         compile: Whether the model runs through `torch.compile`.
         loss_scaling: Whether fp16 uses a loss scaler.
+        target: The device type whose numerics each step rehearses on the CPU; `None` for those of the device itself.
     """
 
     device: torch.device
     channels_last: bool
     compile: bool
     loss_scaling: bool
+    target: str | None = None
 
 
 @final
@@ -177,7 +180,7 @@ class Contender:
             synchronize(self._options.device)
             start = time.perf_counter()
             # torch.compile does not trace through a dispatch mode, and compiling alone may take longer than the limit.
-            with _time_limit(None if self._options.compile else limit_s):
+            with self._rehearsal(), _time_limit(None if self._options.compile else limit_s):
                 record, seen = observe(lambda: self._engine.train_step(self._loss, self._batch))
             synchronize(self._options.device)
             seconds = time.perf_counter() - start
@@ -186,6 +189,14 @@ class Contender:
         if record.skipped:
             self.skipped_at.append(record.step)
         return TimedStep(seconds=seconds, samples=sample_count(self._batch), record=record), seen
+
+    def _rehearsal(self) -> AbstractContextManager[object]:
+        """What one step runs within. It reaches the whole process, so that it is left before another contender's turn."""
+        if self._options.target is None:
+            return nullcontext()
+        named = self._engine.policy.precisions
+        # Where nothing is lowered, as in fp32, no region asks for a dtype, and either will do.
+        return rehearse(self._options.target, DTYPES["bf16" if "bf16" in named and "fp16" not in named else "fp16"])
 
     def _loss(self, batch: Any) -> Tensor:
         return self._task.loss(self._forward, batch)

@@ -15,9 +15,10 @@ from halfstep.comparison.lineup import line_up, lowest_precision, name_policies,
 from halfstep.comparison.parity import Parity, final_loss, first_loss, judge_losses
 from halfstep.comparison.race import Plan, Progress, RaceResult, Tally, race
 from halfstep.comparison.statistics import median_interval
-from halfstep.comparison.verdict import Evidence, conclude, explain, judge
+from halfstep.comparison.verdict import Evidence, conclude, conclude_rehearsal, explain, judge, judge_rehearsal
 from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
 from halfstep.hardware import StepProfile, describe_device, matmul_gain, native_precisions, parse_device
+from halfstep.numerics import rehearse
 from halfstep.policy import Policy
 from halfstep.precision import PRECISIONS
 from halfstep.records import SCHEMA, Comparison, Interval, MemoryParts, Precision, PrecisionRun, Settings, Verdict
@@ -35,7 +36,7 @@ def _quiet(done: int, total: int, what: str) -> None:
     """Tells nobody."""
 
 
-def compare(
+def compare(  # noqa: PLR0913 - a keyword for each thing that can be asked of a comparison
     task: str | TaskFactory,
     *,
     precisions: Sequence[str] = PRECISIONS,
@@ -48,12 +49,17 @@ def compare(
     compile: bool = False,
     loss_scale: LossScaling = "dynamic",
     max_slowdown: float = 10.0,
+    target: str | None = None,
     progress: Progress = _quiet,
 ) -> Comparison:
     """Measures what each precision does for a task, against fp32: step time, memory, and whether the training is still the same.
 
     The precisions run in turns, step by step, in this process, each with its own model, batches and random numbers from the same seed.
     All of them are held in memory at once.
+
+    With a `target`, such as `cuda`, they run on the CPU with the numerics that they have there: half precision is cast, stored and rounded
+    as on that device, at about the cost of fp32. That is for a machine without the device. It tells whether a precision trains as fp32
+    does, which steps are skipped and where the loss scale ends, and nothing of the device's speed: no time and no memory is measured.
 
     Args:
         task: A task's name, `path/to/file.py:factory` or `package.module:factory`, or the factory itself.
@@ -63,11 +69,13 @@ def compare(
         steps: Measured steps of each precision for each seed.
         warmup: Steps before those: they train, but are not timed. At least 1, or 2 with `compile`; the last one for each seed is profiled.
         seeds: How many seeds, counted from 0, or the seeds themselves. One seed shows no spread to judge losses by.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`. With a `target`, `auto` is the CPU.
         channels_last: Lay out the model and 4-d inputs channels last, which convolutions prefer.
         compile: Run the model through `torch.compile`.
         loss_scale: `dynamic` for fp16 with a `torch.amp.GradScaler`, `none` for fp16 without one.
-        max_slowdown: A precision whose step takes more than so many times the fp32 step is stopped early, if it would take long.
+        max_slowdown: A precision whose step takes more than so many times the fp32 step is stopped early, if it would take long. With a
+            `target` none is.
+        target: The device type whose numerics are rehearsed on the CPU, as `halfstep.rehearse` does; `None` to measure the device itself.
         progress: Called as `progress(done, total, what)` before each step.
 
     Returns:
@@ -105,15 +113,21 @@ def compare(
         raise ConfigurationError(
             f"compare(loss_scale={loss_scale!r}): allowed are {allowed}.{did_you_mean(str(loss_scale), known=get_args(LossScaling))}"
         )
-    place = parse_device(device)
-    options = RunOptions(device=place, channels_last=channels_last, compile=compile, loss_scaling=loss_scale == "dynamic")
+    place = parse_device(device) if target is None else _rehearsing_device(device, target=target, compile=compile)
+    options = RunOptions(device=place, channels_last=channels_last, compile=compile, loss_scaling=loss_scale == "dynamic", target=target)
     factory = load_task(task) if isinstance(task, str) else task
     if not callable(factory):
         raise InvalidTypeError(f"compare(task=...) takes a task's name or a factory, not a {type(task).__name__}.")
     effects = policy_effects(named, factory, seed=plan.seeds[0], device=place)
     result = race(factory, precisions=lineup, policies=named, plan=plan, options=options, progress=progress)
     runs = tuple(_run(tally, device_type=place.type) for tally in result.tallies)
-    verdicts, whys = _verdicts(result, runs=runs, options=options)
+    if target is None:
+        verdicts, whys = _verdicts(result, runs=runs, options=options)
+        conclusion = conclude(verdicts, whys=whys, baseline=lineup[0])
+    else:
+        verdicts = _rehearsed_verdicts(result, target=target)
+        failed = [tally.outcome == "failed" for tally in result.tallies[1:]]
+        conclusion = conclude_rehearsal(verdicts, failed=failed, baseline=lineup[0], target=target)
     batch = result.tallies[0].samples
     name = task_name(task)
     return Comparison(
@@ -131,10 +145,28 @@ def compare(
         ),
         runs=runs,
         verdicts=tuple(verdicts),
-        conclusion=conclude(verdicts, whys=whys, baseline=lineup[0]),
+        conclusion=conclusion,
         interrupted=result.interrupted,
         policies=tuple(replace(each, task=name) for each in effects),
+        target=target or "",
     )
+
+
+def _rehearsing_device(device: str, *, target: str, compile: bool) -> torch.device:
+    """The CPU, once it is known that the target can be rehearsed as it was asked for: before any step runs."""
+    if compile:
+        raise ConfigurationError(
+            f"compare(target={target!r}, compile=True): what is compiled cannot be rehearsed. Leave compile out, or leave target "
+            "out to measure this machine."
+        )
+    if str(device).startswith("cuda"):  # Whether there is one here or not.
+        raise ConfigurationError(
+            f"compare(target={target!r}, device={device!r}): the numerics of {target} are rehearsed on a CPU. Leave device out, or leave "
+            f"target out to measure {device} itself."
+        )
+    place = parse_device("cpu" if device == "auto" else device)
+    with rehearse(target):
+        return place
 
 
 def _positive(value: int, *, name: str) -> int:
@@ -239,6 +271,22 @@ def _verdicts(result: RaceResult, *, runs: Sequence[PrecisionRun], options: RunO
             )
         )
     return verdicts, whys
+
+
+def _rehearsed_verdicts(result: RaceResult, *, target: str) -> list[Verdict]:
+    baseline = result.tallies[0]
+    return [
+        judge_rehearsal(
+            precision=tally.precision,
+            baseline=baseline.precision,
+            target=target,
+            parity=_parity(baseline, tally, interrupted=result.interrupted),
+            skipped=sum(map(len, tally.skipped_at)),
+            steps=sum(map(len, tally.losses)),
+            failure=tally.note,
+        )
+        for tally in result.tallies[1:]
+    ]
 
 
 def _computes(tally: Tally, *, device: torch.device) -> Precision:

@@ -40,7 +40,7 @@ class Plan:
 
     Attributes:
         steps: Measured steps of each precision for each seed.
-        warmup: Steps before those, at least one; the last of them for each seed is profiled.
+        warmup: Steps before those, at least one; the last of them for each seed is profiled, if its time says anything.
         seeds: The seeds.
         max_slowdown: A precision whose step takes more than so many times the baseline's is cut short.
     """
@@ -59,6 +59,7 @@ class Tally:
     Attributes:
         precision: The precision, or the name of the policy.
         policy: The policy; `None` for a precision.
+        timed: Whether its times say anything: those of a rehearsal are no times of the device that is rehearsed.
         seconds: Measured step times by (seed index, round), so that rounds of two precisions can be paired; skipped steps have none.
         samples: Samples in each measured step whose batch tells.
         losses: For each seed the loss of every step.
@@ -72,6 +73,7 @@ class Tally:
 
     precision: str
     policy: Policy | None = None
+    timed: bool = True
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     samples: list[int] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -92,7 +94,8 @@ class Tally:
         """Counts a measured step. A skipped one is quicker, since no optimizer ran in it: its time says nothing."""
         if timed.record.skipped:
             return
-        self.seconds[at] = timed.seconds
+        if self.timed:
+            self.seconds[at] = timed.seconds
         if timed.samples is not None:
             self.samples.append(timed.samples)
 
@@ -141,20 +144,22 @@ def race(
         HalfstepError: The baseline failed.
         KeyboardInterrupt: Ctrl-C came before the baseline had a measured step.
     """
-    running = _Race(factory, tallies=_tallies(precisions, policies), plan=plan, options=options, progress=progress)
+    tallies = _tallies(precisions, policies, timed=options.target is None)
+    running = _Race(factory, tallies=tallies, plan=plan, options=options, progress=progress)
     interrupted = False
     try:
         for index in range(len(plan.seeds)):
             running.run_seed(index)
     except KeyboardInterrupt:
-        if not running.tallies[0].seconds:
+        if not any(len(seed) > plan.warmup for seed in running.tallies[0].losses):
             raise
         interrupted = True
     return RaceResult(tallies=tuple(running.tallies), interrupted=interrupted)
 
 
-def _tallies(precisions: Sequence[Precision], policies: Mapping[str, Policy]) -> list[Tally]:
-    return [*(Tally(precision=each) for each in precisions), *(Tally(precision=name, policy=each) for name, each in policies.items())]
+def _tallies(precisions: Sequence[Precision], policies: Mapping[str, Policy], *, timed: bool) -> list[Tally]:
+    named = [*((each, None) for each in precisions), *policies.items()]
+    return [Tally(precision=name, policy=policy, timed=timed) for name, policy in named]
 
 
 @final
@@ -188,7 +193,7 @@ class _Race:
             for turn in range(self._plan.steps):
                 self._run_round((index, turn))
             for number in list(self._contenders):
-                if self.tallies[number].memory is None:
+                if self.tallies[number].timed and self.tallies[number].memory is None:
                     self._guard(number, lambda number=number: self._profile_late(number))  # type: ignore[misc]
         finally:
             for number in list(self._contenders):
@@ -245,6 +250,9 @@ class _Race:
         contender, tally = self._contenders[number], self.tallies[number]
         for warm in range(self._plan.warmup):
             self._tell(f"{tally.precision}, warm-up")
+            if not tally.timed:
+                contender.step()
+                continue
             limit = self._limit(number) if (index, warm) == (0, 0) else None
             if warm == self._plan.warmup - 1:
                 if tally.memory is None:

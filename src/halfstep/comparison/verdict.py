@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, Literal, TypeAlias, final
 
 from halfstep.comparison.parity import Parity
 from halfstep.hardware import StepProfile
 from halfstep.records import Interval, LossParity, Verdict
 
-__all__ = ["Evidence", "conclude", "expected_gain", "explain", "judge"]
+__all__ = ["Evidence", "conclude", "conclude_rehearsal", "expected_gain", "explain", "judge", "judge_rehearsal"]
 
 _SMALL_OPERATION_US: Final = {"cpu": 30.0, "cuda": 15.0}
 _MANY_CASTS: Final = 0.15
@@ -240,3 +240,87 @@ def _saves_memory(verdict: Verdict) -> bool:
     no_slower = verdict.speedup is not None and verdict.speedup.high >= 1
     lighter = verdict.memory_ratio is not None and verdict.memory_ratio < 0.95
     return no_slower and lighter and verdict.loss_parity in _LOSS
+
+
+def judge_rehearsal(
+    *, precision: str, baseline: str, target: str, parity: Parity, skipped: int = 0, steps: int = 0, failure: str = ""
+) -> Verdict:
+    """The verdict on a precision of which only the numerics are known, since those of another device were rehearsed on this CPU.
+
+    Args:
+        precision: What is judged.
+        baseline: What it is judged against.
+        target: The device type whose numerics were rehearsed.
+        parity: What its losses say.
+        skipped: How many of its steps were skipped.
+        steps: How many steps it ran.
+        failure: Why it did not run to the end; empty if it did.
+
+    Example:
+        >>> same = Parity(judgement="same", why="it differs by 0.01")
+        >>> print(judge_rehearsal(precision="bf16", baseline="fp32", target="cuda", parity=same).reason)
+        bf16 trains as fp32 does on cuda (rehearsed on this CPU); the loss is the same: it differs by 0.01; time and memory were not
+        measured.
+    """
+    found, _ = _FOUND["failed" if failure else parity.judgement]
+    why = f": {_clause(failure)}" if failure else f"; the loss is {_PARITY_WORDS[parity.judgement]}: {parity.why}"
+    clauses = [f"{precision} {found.format(baseline)}{_where(target)}{why}"]
+    if skipped:
+        clauses.append(f"{skipped} of {steps} steps were skipped")
+    clauses.append(_UNMEASURED)
+    return Verdict(
+        precision=precision,
+        baseline=baseline,
+        speedup=None,
+        memory_ratio=None,
+        loss_parity=parity.judgement,
+        reason="; ".join(clauses) + ".",
+    )
+
+
+def conclude_rehearsal(verdicts: Sequence[Verdict], *, failed: Sequence[bool], baseline: str, target: str) -> str:
+    """What a rehearsal has shown: which precisions train as the baseline does, and which do not.
+
+    Args:
+        verdicts: One for each precision that was compared with the baseline.
+        failed: Which of them an error cut short.
+        baseline: The baseline's name.
+        target: The device type whose numerics were rehearsed.
+
+    Example:
+        >>> same = Parity(judgement="same", why="it differs by 0.01")
+        >>> verdict = judge_rehearsal(precision="bf16", baseline="fp32", target="cuda", parity=same)
+        >>> conclude_rehearsal([verdict], failed=[False], baseline="fp32", target="cuda")
+        'bf16 trains as fp32 does on cuda (rehearsed on this CPU); time and memory were not measured.'
+    """
+    others = [(verdict, broken) for verdict, broken in zip(verdicts, failed, strict=True) if verdict.precision != baseline]
+    if not others:
+        return conclude(verdicts, whys=[""] * len(verdicts), baseline=baseline)
+    named: dict[_Found, list[str]] = {found: [] for found in _FOUND}
+    for verdict, broken in others:
+        named["failed" if broken else verdict.loss_parity].append(verdict.precision)
+    clauses = [f"{_listed(names)} {_FOUND[found][len(names) > 1].format(baseline)}" for found, names in named.items() if names]
+    clauses[0] += _where(target)
+    return "; ".join((*clauses, _UNMEASURED)) + "."
+
+
+_UNMEASURED: Final = "time and memory were not measured"
+
+_Found: TypeAlias = LossParity | Literal["failed"]
+
+# Of one precision, and of several.
+_FOUND: Final[dict[_Found, tuple[str, str]]] = {
+    "same": ("trains as {} does", "train as {} does"),
+    "better": ("trains better than {}", "train better than {}"),
+    "worse": ("trains worse than {}", "train worse than {}"),
+    "inconclusive": ("is not proven to train as {} does", "are not proven to train as {} does"),
+    "failed": ("did not run to the end", "did not run to the end"),
+}
+
+
+def _where(target: str) -> str:
+    return f" on {target} (rehearsed on this CPU)"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -11,12 +11,12 @@ import torch
 
 from halfstep.coverage.arguments import NamedPolicy
 from halfstep.coverage.readings import Reading, read
-from halfstep.coverage.steps import OperationCalls, StepCounts, count_operations, fresh_task, watch_step
+from halfstep.coverage.steps import OperationCalls, StepCounts, count_operations, watch_step
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.hardware import parse_device
 from halfstep.policy import Policy
 from halfstep.records import SCHEMA, OverrideEffect, PolicyEffect
-from halfstep.task import TaskFactory, load_task, task_name
+from halfstep.task import TaskFactory, fresh_task, load_task, task_name
 
 __all__ = ["Progress", "describe_policy", "policy_effect"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,10 +19,9 @@ from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepWarning
 from halfstep.numerics import CastCounter
 from halfstep.policy import Policy
-from halfstep.randomness import RandomState, seed_everything
-from halfstep.task import BatchStream, Task, TaskFactory, blamed, make_task
+from halfstep.task import BatchStream, Task, blamed
 
-__all__ = ["OperationCalls", "StepCounts", "count_operations", "fresh_task", "watch_step"]
+__all__ = ["OperationCalls", "StepCounts", "count_operations", "watch_step"]
 
 
 @final
@@ -53,25 +52,6 @@ class OperationCalls:
 
     met: int
     decided: int
-
-
-@contextmanager
-def fresh_task(factory: TaskFactory, *, seed: int, device: torch.device) -> Iterator[Task]:
-    """A task from its seed, its model on a device and in training mode; the generators of random numbers are put back at the end.
-
-    Raises:
-        TaskError: The task cannot be made, or not be moved to the device.
-    """
-    outside = RandomState.capture()
-    try:
-        seed_everything(seed)
-        with blamed(f"The task could not be set up with seed {seed}"):
-            task = make_task(factory, seed=seed)
-            task.model.to(device=device)
-            task.model.train()
-        yield task
-    finally:
-        outside.restore()
 
 
 def watch_step(task: Task, policy: Policy, *, device: torch.device) -> StepCounts:

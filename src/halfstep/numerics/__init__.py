@@ -1,6 +1,24 @@
 """What half precision does to the operations of a model."""
 
 from halfstep.numerics.casts import CastCounter
-from halfstep.numerics.oplists import lowered_ops
+from halfstep.numerics.kernels import decide_operation
+from halfstep.numerics.oplists import TARGETS, check_target, find_treatments, list_treatments, lowered_ops, treatment_of
+from halfstep.numerics.passing import kind_of_pass
+from halfstep.numerics.rehearsal import Rehearsal, rehearse
+from halfstep.numerics.tracing import Trace, trace
 
-__all__ = ["CastCounter", "lowered_ops"]
+__all__ = [
+    "TARGETS",
+    "CastCounter",
+    "Rehearsal",
+    "Trace",
+    "check_target",
+    "decide_operation",
+    "find_treatments",
+    "kind_of_pass",
+    "list_treatments",
+    "lowered_ops",
+    "rehearse",
+    "trace",
+    "treatment_of",
+]

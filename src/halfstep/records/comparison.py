@@ -133,7 +133,7 @@ class PrecisionRun(AbstractRecord):
         final_loss: The mean loss of the last fifth of the steps, averaged over the seeds.
         skipped_steps: Optimizer steps that were not taken because gradients were non-finite, over all seeds.
         final_scale: The loss scale after the last step of the last seed; `None` without loss scaling.
-        steps: Steps whose time was measured, over all seeds; a skipped step is quicker, and does not count.
+        steps: Steps whose time was measured, over all seeds; a skipped step is quicker, and does not count. After a rehearsal: none.
         memory: What the peak memory is made of.
         step_times_ms: Every measured step time, in the order in which they ran.
         losses: For each seed the loss of every step, warm-up included.
@@ -198,6 +198,8 @@ class Comparison(AbstractRecord):
         conclusion: What to do, in one sentence with its reason.
         interrupted: Whether it was stopped before all steps had run.
         policies: What each policy does to the model, without what only a step shows.
+        target: The device type whose numerics were rehearsed on the machine, such as `cuda`; empty where the machine's own were measured.
+            After a rehearsal no run has times or memory, and no verdict a speed-up.
     """
 
     schema: int
@@ -209,6 +211,7 @@ class Comparison(AbstractRecord):
     conclusion: str
     interrupted: bool
     policies: tuple[PolicyEffect, ...] = ()
+    target: str = ""
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

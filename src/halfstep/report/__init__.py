@@ -6,9 +6,11 @@ Example:
     True
 """
 
+from halfstep.report.audit import audit_document
 from halfstep.report.comparison import comparison_document
 from halfstep.report.document import Axis, Card, Column, Document, Fact, Figure, Item, Section, Series, Table
 from halfstep.report.html import render_html, write_html
+from halfstep.report.ops import ops_document
 from halfstep.report.policy import policy_document
 from halfstep.report.terminal import print_document
 
@@ -23,7 +25,9 @@ __all__ = [
     "Section",
     "Series",
     "Table",
+    "audit_document",
     "comparison_document",
+    "ops_document",
     "policy_document",
     "print_document",
     "render_html",
