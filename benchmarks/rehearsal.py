@@ -125,7 +125,8 @@ def debug_overflow(model: nn.Module) -> AbstractContextManager[Any]:
     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
     # It has no way to take its hooks away; those that are there afterwards and were not before are its own.
     before = {module: set(module._forward_hooks) for module in model.modules()}
-    DebugUnderflowOverflow(model, max_frames_to_save=100)  # type: ignore[no-untyped-call]
+    look_out: Any = DebugUnderflowOverflow  # It is typed where it is installed, and unknown elsewhere.
+    look_out(model, max_frames_to_save=100)
 
     def remove() -> None:
         for module, hooks in before.items():
