@@ -176,3 +176,53 @@ def test_the_document_says_what_was_not_measured() -> None:
     assert "not how fast the target is" in text
     native = str(audit_document(audit_task(factory(), precision="bf16", device="cpu")))
     assert "rehearsed" not in native.replace("Without a rehearsal", "")
+
+
+def test_a_backward_pass_knows_no_lists() -> None:
+    """The sum of a bias's gradients is in fp32 because they are: autocast, which has sums on its list, is off."""
+    audit = audit_task(factory(), precision=Policy.parse("fp16; second=fp32"), target="cuda")
+    assert kept(audit, phase="backward")["aten.sum.dim_IntList"] == "given_fp32"
+    assert kept(audit, phase="backward")["aten._softmax_backward_data.default"] == "listed"
+    assert kept(audit, phase="backward")["aten.mm.default"] == "not_autocast"
+
+
+def test_what_autocast_widens_is_promoted_and_what_was_wide_before_is_not() -> None:
+    class Product(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            half, wide = self.first(x), x.square()
+            out: Tensor = self.second(torch.addcmul(wide, half, half) + torch.atan2(x, wide))
+            return out
+
+    found = kept(audit_task(factory(make=Product), precision="bf16", target="cuda"))
+    assert found["aten.addcmul.default"] == "promoted"
+    assert found["aten.atan2.default"] == "given_fp32"
+
+
+def test_a_pure_policy_has_no_autocast() -> None:
+    found = kept(audit_task(factory(), precision="pure fp16", target="cuda"))
+    assert found
+    assert set(found.values()) == {"given_fp32"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_batch_that_is_not_finite_is_a_finding_with_words_of_its_own(value: float) -> None:
+    def task(seed: int) -> Task:
+        made = factory()(seed)
+        return Task(model=made.model, optimizer=made.optimizer, loss=made.loss, batches=[torch.full((8, 4), value)])
+
+    audit = audit_task(task, precision="bf16", target="cuda")
+    conclusion = audit_document(audit).conclusion
+    assert audit.has_findings
+    assert "out of finite ones" not in conclusion
+    assert "nothing overflows" not in conclusion
+
+
+def test_gradients_that_overflow_at_any_scale_are_a_finding() -> None:
+    class Steep(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).float() * 1e9
+
+    audit = audit_task(factory(make=Steep), precision="fp16", target="cuda")
+    assert audit.has_findings
+    assert (audit.scale, audit.scaled_origin) == (1.0, None)
+    assert "Not finite, even without a loss scale: " in audit_document(audit).conclusion

@@ -176,8 +176,9 @@ def test_pointwise_results_are_those_of_half_kernels_bit_for_bit(name: str, x: T
         rehearsed = function(x)
     assert rehearsed.dtype is native.dtype
     if name in NOT_NATIVE:
-        subnormal = (native.abs() < torch.finfo(x.dtype).tiny) & (rehearsed.abs() < torch.finfo(x.dtype).tiny)
-        assert units_apart(rehearsed.masked_fill(subnormal, 0), native.masked_fill(subnormal, 0)) <= 1
+        tiny = 2 * torch.finfo(x.dtype).tiny  # Some kernels take what is subnormal for zero.
+        flushed = (x.abs() <= tiny) | ((native.abs() <= tiny) & (rehearsed.abs() <= tiny))
+        assert units_apart(rehearsed.masked_fill(flushed, 0), native.masked_fill(flushed, 0)) <= 1
     else:
         assert same_bits(rehearsed, native)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from halfstep.numerics import kind_of_pass, list_treatments
@@ -48,18 +49,19 @@ def total_seconds(ops: Sequence[OpRecord]) -> float | None:
     return sum(seconds) if len(seconds) == len(ops) else None
 
 
-def kept_operations(ops: Iterable[OpRecord], *, target: str) -> tuple[KeptOperation, ...]:
+def kept_operations(ops: Sequence[OpRecord], *, target: str | None) -> tuple[KeptOperation, ...]:
     """The operations that computed in fp32, with the reason, the most costly first.
 
     Args:
-        ops: Those of a step.
-        target: The device type whose lists of autocast applied.
+        ops: Those of a step, in the order in which they ran.
+        target: The device type whose lists of autocast applied; `None` where none did.
     """
-    treatments = _by_packet(target)
+    treatments = {} if target is None else _by_packet(target)
+    widened = {id(op) for before, op in pairwise(ops) if _widens(before)}
     groups: dict[tuple[str, str, KeptReason], list[OpRecord]] = defaultdict(list)
     for op in computing(ops):
         if "float32" in op.output_dtypes[:1]:
-            groups[op.op, op.phase, _reason(op, treatments)].append(op)
+            groups[op.op, op.phase, _reason(op, treatments, widened=id(op) in widened)].append(op)
     kept = [
         KeptOperation(
             op=name,
@@ -74,13 +76,20 @@ def kept_operations(ops: Iterable[OpRecord], *, target: str) -> tuple[KeptOperat
     return tuple(sorted(kept, key=lambda each: (-(each.seconds or 0.0), -each.count, each.op)))
 
 
-def _reason(op: OpRecord, treatments: dict[str, Treatment]) -> KeptReason:
+def _reason(op: OpRecord, treatments: dict[str, Treatment], *, widened: bool) -> KeptReason:
     treatment = treatments.get(_forward_name(op.op), "as_is")
-    if treatment == "fp32":
+    # Autocast is off in the backward pass: what is on its list there, such as the sum of a bias's gradients, is in fp32 because its values
+    # are. The backward pass of an operation on the list is another matter.
+    if treatment == "fp32" and (op.phase == "forward" or "backward" in op.op):
         return "listed"
-    if any(dtype in _HALVES for dtype in op.input_dtypes):
+    # Before autocast runs an operation in the widest dtype among its arguments, it casts the others.
+    if any(dtype in _HALVES for dtype in op.input_dtypes) or (treatment == "promote" and widened):
         return "promoted"
     return "not_autocast" if treatment == "lower" else "given_fp32"
+
+
+def _widens(op: OpRecord) -> bool:
+    return is_cast(op) and op.input_dtypes[-1] in _HALVES and op.output_dtypes[0] not in _HALVES
 
 
 def _by_packet(target: str) -> dict[str, Treatment]:

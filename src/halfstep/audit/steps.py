@@ -76,8 +76,8 @@ def audit_task(
         ...         batches=[torch.ones(2, 4)],
         ...     )
         >>> audit = audit_task(task, precision="fp16", target="cuda")
-        >>> [(kept.op, kept.reason) for kept in audit.kept if kept.phase == "forward"][-1]
-        ('aten.mean.default', 'given_fp32')
+        >>> {kept.op: kept.reason for kept in audit.kept}["aten.native_layer_norm.default"]
+        'listed'
     """
     if target is not None:
         check_target(target)
@@ -151,7 +151,7 @@ def _audit(step: _Step, first: _Step, *, name: str, policy: Policy, target: str 
         casts=len(casts),
         cast_elements=sum(op.elements for op in casts),
         elements=sum(op.elements for op in (*counted, *casts)),
-        kept=kept_operations(ops, target=target or device.type),
+        kept=kept_operations(ops, target=None if policy.pure else target or device.type),  # Autocast is off in a pure policy.
         underflow=underflow_sites(ops),
         ranges=tightest_ranges(step.seen.by_module()),
         origin=step.seen.origin,

@@ -47,7 +47,8 @@ def audit_command(
         halfstep audit train.py:task --target cuda --precision fp16
 
     \b
-    Exit codes: 0 all is well, 1 something overflows at any loss scale, 2 it could not run, 130 Ctrl-C.
+    Exit codes: 0 all is well, 1 something is not finite at any loss scale, 2 it could not run,
+    130 Ctrl-C.
     """  # noqa: D301 - click reads \\b as "keep these lines"
     check_outputs(json_file=json_file, html_file=html_file)
     # It loads torch, which the help must not wait for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -24,9 +25,9 @@ class KeptOperation(AbstractRecord):
     Attributes:
         op: Its name, such as `aten._softmax.default`.
         phase: `forward` or `backward`.
-        reason: `listed`, autocast keeps it in fp32; `promoted`, one of the tensors that it was given is fp32 and others are in half;
-            `not_autocast`, autocast would lower it, but is off where it was called; `given_fp32`, autocast leaves it as it is, and all
-            that it was given is fp32.
+        reason: `listed`, it is on autocast's fp32 list, or the backward pass of one that is; `promoted`, one of the tensors that it was
+            given is fp32 and others are in half; `not_autocast`, autocast would lower it, but is off where it was called, or a policy
+            says otherwise; `given_fp32`, all that it was given is fp32, and no list is about it.
         count: How often it ran so.
         seconds: How long that took, on the host; `None` where it was not measured.
         modules: The modules that it ran for, the ones with the most calls first.
@@ -141,5 +142,5 @@ class Audit(AbstractRecord):
 
     @property
     def has_findings(self) -> bool:
-        """Whether something is not finite that no loss scale would mend."""
-        return self.origin is not None
+        """Whether something is not finite that no loss scale would mend: what an operation computed, or what the step was given."""
+        return self.origin is not None or not math.isfinite(self.loss)

@@ -13,6 +13,7 @@ from halfstep.report.html import render_html, write_html
 from halfstep.report.ops import ops_document
 from halfstep.report.policy import policy_document
 from halfstep.report.terminal import print_document
+from halfstep.report.trace import trace_document, trace_sections
 
 __all__ = [
     "Axis",
@@ -31,5 +32,7 @@ __all__ = [
     "policy_document",
     "print_document",
     "render_html",
+    "trace_document",
+    "trace_sections",
     "write_html",
 ]

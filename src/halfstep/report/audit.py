@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
-from halfstep.records import Audit, KeptOperation, KeptReason, ModuleRange, OpRecord
+from halfstep.records import Audit, KeptOperation, KeptReason
 from halfstep.report.document import Column, Document, Section, Table
 from halfstep.report.quantities import MISSING, number_text
+from halfstep.report.trace import module_text, operation_text, origin_text, range_sections
 
 __all__ = ["audit_document"]
-
-_ROOT: Final = "(the model)"
 
 # A terminal shows so many rows; a page shows all.
 _MOST_ROWS: Final = 12
 
 _REASONS: Final[dict[KeptReason, str]] = {
-    "listed": "autocast keeps it in fp32",
+    "listed": "on the fp32 list",
     "promoted": "given fp32 among half",
-    "not_autocast": "autocast is off there",
+    "not_autocast": "autocast off, or policy",
     "given_fp32": "given fp32",
 }
-_HALVES: Final = {"float16": "fp16", "bfloat16": "bf16"}
-_LARGEST: Final = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+_HALVES: Final = frozenset({"bf16", "fp16"})
 
 
 def audit_document(audit: Audit) -> Document:
@@ -52,21 +51,28 @@ def audit_document(audit: Audit) -> Document:
             Section(title="One step", tables=(_summary(audit),)),
             *_kept_sections(audit.kept),
             *((Section(title="Hottest places of underflow", tables=(_underflow(audit),)),) if audit.underflow else ()),
-            *_range_sections(audit.ranges),
+            *range_sections(audit.ranges),
         ),
     )
 
 
 def _precision(audit: Audit) -> str:
-    return audit.precision.partition(";")[0].removeprefix("pure ").strip()
+    """The half precision that a policy names, or what several have in common."""
+    default, *overrides = (part.strip() for part in audit.precision.removeprefix("pure ").split(";"))
+    named = {default, *(override.rpartition("=")[2].strip() for override in overrides)} & _HALVES
+    return named.pop() if len(named) == 1 else "half precision"
 
 
 def _conclusion(audit: Audit) -> str:
+    scale = f" with a loss scale of {audit.scale:g}" if audit.scale != 1 else ""
     if audit.origin is not None:
-        return f"Not finite: {_origin_text(audit.origin)}."
+        # Where gradients overflow, the audit has lowered the scale as far as it goes.
+        lowest = f"{scale or ', even without a loss scale'}" if audit.origin.phase == "backward" else ""
+        return f"Not finite{lowest}: {origin_text(audit.origin)}."
+    if not math.isfinite(audit.loss):
+        return f"The loss is {number_text(audit.loss)}, and no operation began it: look at the batch and at the weights."
     share = _percent(audit.lowered_seconds, audit.seconds)
     time = f", with {share} of the time" if share != MISSING else ""
-    scale = f" with a loss scale of {audit.scale:g}" if audit.scale != 1 else ""
     told = f"{audit.lowered} of {audit.operations} operations run in {_precision(audit)}{time}; nothing overflows{scale}"
     if audit.scaled_origin is None:
         return f"{told}."
@@ -74,14 +80,6 @@ def _conclusion(audit: Audit) -> str:
         f"{told}; with the initial scale of {audit.initial_scale:g} gradients overflow, first in {audit.scaled_origin.op} of "
         f"{audit.scaled_origin.site}: training skips its first steps until the scale has come down."
     )
-
-
-def _origin_text(origin: OpRecord) -> str:
-    made = f"{origin.nonfinite} of {origin.elements} values"
-    dtype = origin.output_dtypes[0] if origin.output_dtypes else ""
-    end = f", and {_HALVES[dtype]} ends at {_LARGEST[dtype]:g}" if dtype in _LARGEST else ""
-    exact = f"; the largest would be {number_text(origin.exact_absmax)}{end}" if origin.exact_absmax is not None else ""
-    return f"{origin.op} in the {origin.phase} pass of {origin.site} makes {made} infinite or NaN out of finite ones{exact}"
 
 
 def _summary(audit: Audit) -> Table:
@@ -114,8 +112,9 @@ def _summary(audit: Audit) -> Table:
 
 def _summary_caption(audit: Audit) -> str:
     counted = (
-        "Forward and backward. Operations that compute are counted; views and what only moves values are not. Casts are counted apart, and "
-        "shown against the time of those."
+        "Forward and backward. Operations that compute are counted; views and what only moves values are not. One runs lowered when what "
+        "it computes is in half precision. Casts are counted apart "
+        f"({_percent(audit.casts, audit.operations + audit.casts)} of both together), and shown against the time of those."
     )
     if audit.seconds is None:
         return f"{counted} Time was not measured: the device works on its own."
@@ -151,7 +150,7 @@ def _kept_table(kept: Sequence[KeptOperation], *, total: float | None, caption: 
         ),
         rows=tuple(
             (
-                _short(each.op),
+                operation_text(each.op),
                 each.phase,
                 _REASONS[each.reason],
                 str(each.count),
@@ -165,66 +164,28 @@ def _kept_table(kept: Sequence[KeptOperation], *, total: float | None, caption: 
 
 
 def _places(modules: Sequence[str]) -> str:
-    first = modules[0] or _ROOT
+    if not modules:
+        return MISSING
+    first = module_text(modules[0])
     return first if len(modules) == 1 else f"{first} and {len(modules) - 1} more"
 
 
 def _underflow(audit: Audit) -> Table:
     return Table(
         columns=(
-            Column(header="Operation"),
-            Column(header="Pass"),
             Column(header="Where"),
+            Column(header="Pass"),
             Column(header="Flushed", alignment="right"),
             Column(header="Share", alignment="right"),
+            Column(header="Operation"),
         ),
         rows=tuple(
-            (_short(each.op), each.phase, str(each.site), f"{each.flushed:,}", _percent(each.flushed, each.elements))
+            (str(each.site), each.phase, f"{each.flushed:,}", _percent(each.flushed, each.elements), operation_text(each.op))
             for each in audit.underflow
         ),
         caption="Values that are not zero, and became zero or subnormal."
         + ("" if audit.target else " Without a rehearsal, those of casts alone are known."),
     )
-
-
-def _range_sections(ranges: Sequence[ModuleRange]) -> tuple[Section, ...]:
-    if not ranges:
-        return ()
-    shown = ranges[:_MOST_ROWS]
-    if len(shown) == len(ranges):
-        return (Section(title="Range headroom", tables=(_range_table(shown, caption=""),)),)
-    first = f"The {len(shown)} of {len(ranges)} with the least."
-    return (
-        Section(title="Range headroom", tables=(_range_table(shown, caption=first),)),
-        Section(title="Range headroom of all modules", tables=(_range_table(ranges, caption=""),), place="page"),
-    )
-
-
-def _range_table(ranges: Sequence[ModuleRange], *, caption: str) -> Table:
-    return Table(
-        columns=(
-            Column(header="Module"),
-            Column(header="In"),
-            Column(header="Largest", alignment="right"),
-            Column(header="Headroom", alignment="right"),
-            Column(header="Not finite", alignment="right"),
-        ),
-        rows=tuple(
-            (
-                part.module or _ROOT,
-                _HALVES[part.dtype],
-                number_text(part.absmax),
-                MISSING if part.headroom is None else f"2^{part.headroom:.1f}",
-                f"{part.nonfinite:,}" if part.nonfinite else "0",
-            )
-            for part in ranges
-        ),
-        caption=f"Headroom: what the largest finite magnitude may grow by. Gradients carry the loss scale. {caption}".strip(),
-    )
-
-
-def _short(op: str) -> str:
-    return op.removeprefix("aten.").removesuffix(".default")
 
 
 def _seconds(kept: Sequence[KeptOperation]) -> float | None:

@@ -11,12 +11,13 @@ from halfstep.report.quantities import MISSING
 
 __all__ = ["ops_document"]
 
-_MEANINGS: Final[dict[Treatment, str]] = {
-    "lower": "run in the dtype of the region",
-    "fp32": "run in fp32",
-    "promote": "run in the widest dtype among their arguments",
-    "banned": "raise",
-    "as_is": "run in what they are given",
+# How one of them and several do it.
+_MEANINGS: Final[dict[Treatment, tuple[str, str]]] = {
+    "lower": ("runs in the dtype of the region", "run in the dtype of the region"),
+    "fp32": ("runs in fp32", "run in fp32"),
+    "promote": ("runs in the widest dtype among its arguments", "run in the widest dtype among their arguments"),
+    "banned": ("raises an error", "raise an error"),
+    "as_is": ("runs in what it is given", "run in what they are given"),
 }
 
 
@@ -50,7 +51,13 @@ def _table(lists: OperationLists) -> Table:
             *((Column(header=f"On {lists.against}"),) if lists.against else ()),
         ),
         rows=tuple((each.name, each.treatment, *((each.other or MISSING,) if lists.against else ())) for each in rows),
+        caption=_legend(lists),
     )
+
+
+def _legend(lists: OperationLists) -> str:
+    shown = {treatment for each in lists.operations for treatment in (each.treatment, each.other)}
+    return "; ".join(f"{treatment}: {one}" for treatment, (one, _) in _MEANINGS.items() if treatment in shown) + "."
 
 
 def _conclusion(lists: OperationLists) -> str:
@@ -59,6 +66,14 @@ def _conclusion(lists: OperationLists) -> str:
             return f"{lists.target} and {lists.against} treat them alike."
         return f"Autocast has no such operation on {lists.target}."
     counts = Counter(each.treatment for each in lists.operations)
-    told = ", ".join(f"{counts[treatment]} {meaning}" for treatment, meaning in _MEANINGS.items() if counts[treatment])
+    told = ", ".join(
+        f"{counts[treatment]} {one if counts[treatment] == 1 else several}"
+        for treatment, (one, several) in _MEANINGS.items()
+        if counts[treatment]
+    )
+    if len(lists.operations) == 1:
+        only = lists.operations[0]
+        other = f", and on {lists.against} it {_MEANINGS[only.other][0]}" if only.other else ""
+        return f"{only.name} on {lists.target} {_MEANINGS[only.treatment][0]}{other}."
     where = f"on {lists.target}" + (f", and otherwise on {lists.against}" if lists.against else "")
     return f"Of {len(lists.operations)} operations {where}: {told}."
