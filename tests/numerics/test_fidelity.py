@@ -131,11 +131,11 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     **{
         name: getattr(torch, name)
         for name in (
-            *("abs", "neg", "relu", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "erfc"),
+            *("abs", "neg", "relu", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tan", "tanh", "sigmoid"),
             *("floor", "ceil", "round", "trunc", "frac", "square", "reciprocal", "sign", "atan", "sinh", "cosh", "isnan", "isfinite"),
         )
     },
-    **{name: getattr(F, name) for name in ("gelu", "silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh", "hardswish", "selu")},
+    **{name: getattr(F, name) for name in ("silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh", "hardswish", "selu")},
     "times a number": lambda x: x * 0.1,
     "by a number": lambda x: x / 3.3,
     "clamp": lambda x: x.clamp(-1.5, 0.3),
@@ -156,7 +156,7 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 # The vectorized kernels for half and for fp32 use other approximations, or flush subnormal results in other places.
-NOT_NATIVE = {"tan", "sinh", "cosh", "erf", "erfc", "gelu"}
+NOT_NATIVE = {"tan", "sinh", "cosh"}
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -199,6 +199,7 @@ ROUNDED_ONCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "addcdiv": lambda a, b: torch.addcdiv(a, a, b, value=0.7),
     "lerp": lambda a, b: torch.lerp(a, b, 0.3),
     "gelu": lambda a, b: F.gelu(a),
+    "erf": lambda a, b: torch.erf(a),
     "softmax": lambda a, b: a.softmax(0),
     "log softmax": lambda a, b: a.log_softmax(0),
     "sum": lambda a, b: a.sum(),

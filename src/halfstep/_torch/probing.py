@@ -71,7 +71,10 @@ def probe_autocast_kernel(overload: Overload, kernel: Callable[..., Any]) -> Tre
 
 
 def _first_cast(overload: Overload, kernel: Callable[..., Any], dtypes: tuple[torch.dtype, ...]) -> torch.dtype | None:
-    """The dtype that the kernel first casts to, given tensors of these dtypes in turns; `None` when it casts none."""
+    """The dtype that the kernel first casts to, given tensors of these dtypes in turns; `None` when it casts none.
+
+    Private: as `probe_autocast_kernel` says.
+    """
     args, kwargs = _arguments(overload, dtypes)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     included = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
@@ -108,6 +111,10 @@ _NUMBERS = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "Scalar": 1.0, "
 
 
 def _arguments(overload: Overload, dtypes: tuple[torch.dtype, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """What the schema of an operation can be called with; its values mean nothing.
+
+    Private: `OpOverload._schema`.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     made = 0

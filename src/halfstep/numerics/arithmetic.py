@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from halfstep.numerics.passing import passes_through
 from halfstep.numerics.rounding import roundings
 from halfstep.numerics.tf32 import TF32_OPERATIONS
 
-__all__ = ["HalfArithmetic"]
+__all__ = ["HalfArithmetic", "HowComputed", "how_computed"]
+
+# How a rehearsal computes an operation on half tensors.
+HowComputed: TypeAlias = Literal["fp32", "exact", "passed", "view"]
 
 _HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 _FULL: Final = torch.float32
@@ -71,6 +74,27 @@ def _plan(operation: Any) -> _Plan:
         passes = schema.is_view or passes_through(schema.name)
         plan = _plans[id(operation)] = _Plan(schema, passes, schema.name in _WIDENING, operation in _EXACT)
     return plan
+
+
+def how_computed(operation: Any) -> HowComputed:
+    """How a rehearsal computes an operation on half tensors.
+
+    Args:
+        operation: An overload, such as `torch.ops.aten.add.Tensor`.
+
+    Returns:
+        `fp32` where it computes in fp32 and rounds once; `exact` for + - * /, which are left to the CPU's own kernels where these round
+        once, too; `passed` for what is always left to them, since it rounds nothing; `view` where no value is touched.
+
+    Example:
+        >>> aten = torch.ops.aten
+        >>> [how_computed(each) for each in (aten.mm.default, aten.mul.Tensor, aten.relu.default, aten.t.default)]
+        ['fp32', 'exact', 'passed', 'view']
+    """
+    plan = _plan(operation)
+    if plan.passes:
+        return "view" if plan.schema.is_view else "passed"
+    return "exact" if plan.is_exact else "fp32"
 
 
 @final

@@ -137,7 +137,7 @@ def find_treatments(pattern: str = "", *, target: str = "cuda", against: str | N
     names |= {
         each.short
         for each in all_overloads()
-        if fnmatchcase(each.short.partition(".")[0].lower(), packet) and not each.short.endswith("out")
+        if fnmatchcase(each.short.partition(".")[0].lower(), packet) and not each.short.endswith((".out", "_out"))
     }
     if wanted and not names:
         hint = did_you_mean(wanted, known=aten_operations())

@@ -63,11 +63,10 @@ def _convolution_backward(operation: Any, args: Any, kwargs: Any) -> Any:
 # Linear layers, attention by hand and einsum come down to these. Products with a vector (mv, dot) do not run on Tensor Cores.
 TF32_OPERATIONS: Final[Mapping[Any, Callable[[Any, Any, Any], Any]]] = MappingProxyType(
     {
-        _ATEN.mm.default: _rounding(0, 1),
-        _ATEN.bmm.default: _rounding(0, 1),
-        _ATEN.addmm.default: _rounding(1, 2),
-        _ATEN.baddbmm.default: _rounding(1, 2),
-        _ATEN.addbmm.default: _rounding(1, 2),
+        **dict.fromkeys((_ATEN.mm.default, _ATEN.mm.out, _ATEN.bmm.default, _ATEN.bmm.out), _rounding(0, 1)),
+        **dict.fromkeys((_ATEN.addmm.default, _ATEN.addmm.out, _ATEN.addmm_.default), _rounding(1, 2)),
+        **dict.fromkeys((_ATEN.baddbmm.default, _ATEN.baddbmm.out, _ATEN.baddbmm_.default), _rounding(1, 2)),
+        **dict.fromkeys((_ATEN.addbmm.default, _ATEN.addbmm.out, _ATEN.addbmm_.default), _rounding(1, 2)),
         Overload.named("aten::_addmm_activation").call: _rounding(1, 2),
         _ATEN.convolution.default: _rounding(0, 1),
         _ATEN.convolution_backward.default: _convolution_backward,
