@@ -170,7 +170,7 @@ def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 def _is_exact(operation: Any, one: Any, other: Any) -> bool:
     """Whether both are tensors of the same dtype, or a factor is a number: the CPU's kernels keep that in fp32. A summand they round."""
-    if not isinstance(one, Tensor):
+    if not isinstance(one, Tensor) or one.layout is not torch.strided:
         return False
     return one.dtype is other.dtype if isinstance(other, Tensor) else operation in _FACTORS
 
