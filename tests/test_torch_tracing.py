@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from halfstep._torch import backward_node
 from halfstep._torch.tracing import (
     ACCUMULATION,
     ENGINE_CODE,
     OperationMode,
-    backward_node,
     compiles_module,
     has_schema,
     hold_storage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import MappingProxyType
 from typing import Final, cast, get_args
 
@@ -10,7 +11,7 @@ import torch
 from halfstep.errors import ConfigurationError, InvalidTypeError, did_you_mean
 from halfstep.records import Precision
 
-__all__ = ["DTYPES", "HALVES", "PRECISIONS", "parse_precision"]
+__all__ = ["DTYPES", "HALVES", "PRECISIONS", "parse_precision", "rehearsed_dtype"]
 
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 
@@ -51,3 +52,13 @@ def parse_precision(text: str, *, besides: tuple[str, ...] = ()) -> Precision:
 def _listed(besides: tuple[str, ...]) -> str:
     names = (*besides, *PRECISIONS)
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def rehearsed_dtype(precisions: Collection[str]) -> torch.dtype:
+    """The dtype of autocast regions that name none, where these precisions are used: fp16, unless bf16 is the only one of the two.
+
+    Example:
+        >>> rehearsed_dtype(["bf16", "fp32"]), rehearsed_dtype(["fp32"])
+        (torch.bfloat16, torch.float16)
+    """
+    return DTYPES["bf16" if "bf16" in precisions and "fp16" not in precisions else "fp16"]

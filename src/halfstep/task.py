@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.errors import HalfstepError, InvalidTypeError, TaskError, did_you_mean
+from halfstep.numerics import is_foreign
 from halfstep.randomness import RandomState, seed_everything
 
 __all__ = ["BatchStream", "Task", "TaskFactory", "blame", "blamed", "fresh_task", "load_task", "make_task", "task_name"]
@@ -243,7 +243,7 @@ def blame(error: BaseException) -> str:
         Such as `ValueError: bad size (train.py:12, in loss)`. The line is the innermost one outside Python, installed packages and
         halfstep.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_foreign(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_foreign(frame.filename)]
     where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
@@ -297,20 +297,6 @@ def fresh_task(factory: TaskFactory, *, seed: int, device: torch.device) -> Iter
         yield task
     finally:
         outside.restore()
-
-
-# Where no user's code lies: generated code such as a dataclass's __init__, halfstep, torch (also one that was built from source) and
-# Python itself.
-_FOREIGN = (
-    "<frozen",
-    "<string>",
-    "<eval_with_key>",
-    *(f"{folder}{os.sep}" for folder in (Path(__file__).parent, Path(torch.__file__).parent, sysconfig.get_path("stdlib"))),
-)
-
-
-def _is_foreign(filename: str) -> bool:
-    return filename.startswith(_FOREIGN) or "site-packages" in Path(filename).parts
 
 
 _END = object()

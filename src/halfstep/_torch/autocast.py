@@ -16,12 +16,14 @@ import torch._guards
 from halfstep.errors import HalfstepError
 
 __all__ = [
+    "STATISTICS",
     "FreshTraces",
     "HeldSetting",
     "Overload",
     "all_overloads",
     "aten_operations",
     "autocast_kernel",
+    "backward_node",
     "below_autocast",
     "functional_overloads",
     "has_autocast_kernel",
@@ -31,6 +33,10 @@ __all__ = [
     "register_autocast_kernel",
     "without_autocast",
 ]
+
+
+# The arguments that batch and instance norm write to, and whose schemas do not say so.
+STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Overload:
         Private: `OpOverload._schema`, as in `functional_overloads`.
         """
         arguments = enumerate(self.call._schema.arguments)
-        return tuple((place, each.name) for place, each in arguments if each.name in ("running_mean", "running_var"))
+        return tuple((place, each.name) for place, each in arguments if each.name in STATISTICS)
 
     @property
     def short(self) -> str:
@@ -242,11 +248,13 @@ def kept_out_of_graphs(function: _F) -> _F:
 
 
 def is_in_backward() -> bool:
-    """Whether a backward pass is under way in this thread, in which checkpointed code runs again.
+    """Whether a backward pass is under way in this thread, in which checkpointed code runs again."""
+    return backward_node() is not None
 
-    Private: `torch._C._current_autograd_node`. Seen on torch 2.9 to 2.13.
-    """
-    return torch._C._current_autograd_node() is not None
+
+# Returns the node of autograd that runs in this thread; `None` outside of a backward pass.
+# Private: `torch._C._current_autograd_node`. Seen on torch 2.9 to 2.13.
+backward_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class HeldSetting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
@@ -12,11 +12,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
+from halfstep._torch.autocast import STATISTICS
+
 __all__ = [
     "DispatchMode",
     "OperationSchema",
     "WatchingMode",
     "WeightCacheClears",
+    "dispatch_themselves",
     "insert_mode",
     "is_view",
     "predict_dtypes",
@@ -41,6 +44,17 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class WatchingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """The base of modes that only watch, and that see operations before those modes that change what they compute."""
+
+
+def dispatch_themselves(types: Iterable[Any]) -> bool:
+    """Whether a tensor of one of these classes dispatches by itself, as a DTensor does: operations on its parts come by later.
+
+    Private: `torch._C._disabled_torch_dispatch_impl`, what a class has that does not. Seen on torch 2.9 to 2.13.
+    """
+    return any(each.__torch_dispatch__ not in _PLAIN for each in types)
+
+
+_PLAIN = (Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 
 
 @final
@@ -71,7 +85,7 @@ def schema_of(operation: Any) -> OperationSchema:
     written, sets = [], {}
     for place, argument in enumerate(schema.arguments):
         alias = argument.alias_info
-        if (alias is not None and alias.is_write) or (argument.name in _STATISTICS and alias is None):
+        if (alias is not None and alias.is_write) or (argument.name in STATISTICS and alias is None):
             written.append((place, argument.name))
         if alias is not None and alias.is_write:
             sets.update(dict.fromkeys(alias.before_set, argument.name))
@@ -82,9 +96,6 @@ def schema_of(operation: Any) -> OperationSchema:
         returned.append(None if alias is None else next((sets[name] for name in alias.before_set if name in sets), None))
         is_a_view = is_a_view or (alias is not None and not alias.is_write)
     return OperationSchema(schema.name, is_a_view, tuple(written), tuple(returned))
-
-
-_STATISTICS = ("running_mean", "running_var")
 
 
 def is_view(tensor: Tensor) -> bool:

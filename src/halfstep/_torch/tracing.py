@@ -14,13 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from halfstep._torch.autocast import kept_out_of_graphs
-from halfstep._torch.dispatching import WatchingMode
+from halfstep._torch.dispatching import WatchingMode, dispatch_themselves
 
 __all__ = [
     "ACCUMULATION",
     "ENGINE_CODE",
     "OperationMode",
-    "backward_node",
     "compiles_module",
     "has_schema",
     "hold_storage",
@@ -64,15 +63,11 @@ class OperationMode(WatchingMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Has the function run the operation."""
         kwargs = kwargs or {}
-        if types and any(each.__torch_dispatch__ not in _PLAIN for each in types):
+        if types and dispatch_themselves(types):
             self._pass_by(func, args, kwargs, sys._getframe().f_back)
             # Tensors that stand for others while something is traced or compiled belong to modes of torch's own, below this one.
             return func(*args, **kwargs) if any(issubclass(each, _STAND_INS) for each in types) else NotImplemented
         return self._run(func, args, kwargs, sys._getframe().f_back)
-
-
-# Of classes that do not dispatch by themselves.
-_PLAIN: Final = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 
 
 def has_schema(operation: Any) -> bool:
@@ -114,10 +109,6 @@ def untraced() -> Any:
 # The number of the nodes that add to a parameter's gradient.
 ACCUMULATION: Final = 2**64 - 1
 
-
-# Returns the node of autograd that runs in this thread; `None` outside of a backward pass.
-# Private: `torch._C._current_autograd_node`. Seen on torch 2.9 to 2.13.
-backward_node: Final[Callable[[], Any]] = torch._C._current_autograd_node
 
 # Returns the number that the next node of autograd that is made in this thread will have.
 # Private: `torch._C._autograd._get_sequence_nr`. Seen on torch 2.9 to 2.13.

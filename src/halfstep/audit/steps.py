@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, final
 
 import torch
 
 from halfstep.audit.readings import computing, is_cast, is_lowered, kept_operations, tightest_ranges, total_seconds, underflow_sites
-from halfstep.batch import move_batch
-from halfstep.engine import MixedPrecision
-from halfstep.errors import ConfigurationError, HalfstepWarning
+from halfstep.coverage import NamedPolicy, run_step
+from halfstep.errors import ConfigurationError
 from halfstep.hardware import parse_device
 from halfstep.numerics import Trace, check_target, rehearse, trace
 from halfstep.policy import Policy
+from halfstep.precision import rehearsed_dtype
 from halfstep.records import AUDIT_SCHEMA, Audit
 from halfstep.scaler import LossScaler
-from halfstep.task import BatchStream, TaskFactory, blamed, fresh_task, load_task, task_name
+from halfstep.task import TaskFactory, fresh_task, load_task, task_name
 
 __all__ = ["audit_task"]
 
@@ -84,7 +82,7 @@ def audit_task(
         if device not in ("auto", "cpu"):
             raise ConfigurationError(f"A target is rehearsed on the CPU, so device={device!r} does not go with it. Leave one out.")
     place = torch.device("cpu") if target is not None else parse_device(device)
-    policy = _policy(precision).resolve(place)
+    policy = NamedPolicy.of(precision).policy.resolve(place)
     if all(each == "fp32" for each in policy.precisions):
         raise ConfigurationError(f"{str(policy)!r} lowers nothing: there is nothing to audit. Name bf16, fp16, or a policy that uses one.")
     factory = load_task(task) if isinstance(task, str) else task
@@ -101,32 +99,19 @@ def audit_task(
     return _audit(step, first, name=task_name(task), policy=policy, target=target, device=place)
 
 
-def _policy(given: str | Policy) -> Policy:
-    if isinstance(given, Policy):
-        return given
-    return Policy.load(Path(given)) if given.strip().endswith(".toml") else Policy.parse(given)
-
-
 def _run(factory: TaskFactory, policy: Policy, *, target: str | None, seed: int, device: torch.device, scale: float) -> _Step:
-    dtype = torch.bfloat16 if "bf16" in policy.precisions and "fp16" not in policy.precisions else torch.float16
-    with fresh_task(factory, seed=seed, device=device) as made, blamed(f"The step in {policy} failed"), ExitStack() as stack:
-        batch = move_batch(next(BatchStream(made.batches)), device=device)
-        # The task's own optimizer may be one that only a closure can drive, such as LBFGS. None takes a step here, so any will do.
-        trained = [parameter for group in made.optimizer.param_groups for parameter in group["params"]]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HalfstepWarning)  # That fp16 is emulated is no news to who audits it.
-            scaler = LossScaler(device.type, init_scale=scale) if "fp16" in policy.precisions else None
-            engine = MixedPrecision(made.model, torch.optim.SGD(trained, lr=0.0), policy, scaler=scaler)
-        if engine.policy_handle is not None:
-            stack.callback(engine.policy_handle.remove)
-        rehearsal: AbstractContextManager[Any] = nullcontext() if target is None else rehearse(target, dtype)
-        with rehearsal, trace(made.model) as seen:
-            with engine.autocast():
-                loss = made.loss(made.model, batch)
-            engine.backward(loss)
-        engine.discard()
-        used = 1.0 if engine.scaler is None else engine.scaler.get_scale()
-        return _Step(seen=seen, loss=float(loss.detach()), scale=used)
+    rehearsal: AbstractContextManager[Any] = nullcontext() if target is None else rehearse(target, rehearsed_dtype(policy.precisions))
+    scaler = LossScaler(device.type, init_scale=scale) if "fp16" in policy.precisions else None
+    with fresh_task(factory, seed=seed, device=device) as made:
+        seen = trace(made.model)
+
+        @contextmanager
+        def within() -> Iterator[None]:
+            with rehearsal, seen:
+                yield
+
+        loss, used = run_step(made, policy, device=device, within=within(), scaler=scaler, what=f"The step in {policy} failed")
+        return _Step(seen=seen, loss=float(loss), scale=used)
 
 
 def _audit(step: _Step, first: _Step, *, name: str, policy: Policy, target: str | None, device: torch.device) -> Audit:

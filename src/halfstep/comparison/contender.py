@@ -19,7 +19,7 @@ from halfstep.errors import HalfstepError, HalfstepWarning
 from halfstep.hardware import StaticMemory, StepProfile, profile_step, static_memory, synchronize
 from halfstep.numerics import lowered_ops, rehearse
 from halfstep.policy import Policy
-from halfstep.precision import DTYPES
+from halfstep.precision import rehearsed_dtype
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.records import StepRecord
 from halfstep.scaler import LossScaler
@@ -194,9 +194,7 @@ class Contender:
         """What one step runs within. It reaches the whole process, so that it is left before another contender's turn."""
         if self._options.target is None:
             return nullcontext()
-        named = self._engine.policy.precisions
-        # Where nothing is lowered, as in fp32, no region asks for a dtype, and either will do.
-        return rehearse(self._options.target, DTYPES["bf16" if "bf16" in named and "fp16" not in named else "fp16"])
+        return rehearse(self._options.target, rehearsed_dtype(self._engine.policy.precisions))
 
     def _loss(self, batch: Any) -> Tensor:
         return self._task.loss(self._forward, batch)

@@ -2,5 +2,6 @@
 
 from halfstep.coverage.arguments import NamedPolicy, check_policy_first, told_apart
 from halfstep.coverage.effects import describe_policy, policy_effect
+from halfstep.coverage.steps import run_step
 
-__all__ = ["NamedPolicy", "check_policy_first", "describe_policy", "policy_effect", "told_apart"]
+__all__ = ["NamedPolicy", "check_policy_first", "describe_policy", "policy_effect", "run_step", "told_apart"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from halfstep.batch import move_batch
 from halfstep.casting import watched_operations
@@ -19,9 +19,10 @@ from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepWarning
 from halfstep.numerics import CastCounter
 from halfstep.policy import Policy
+from halfstep.scaler import LossScaler
 from halfstep.task import BatchStream, Task, blamed
 
-__all__ = ["OperationCalls", "StepCounts", "count_operations", "watch_step"]
+__all__ = ["OperationCalls", "StepCounts", "count_operations", "run_step", "watch_step"]
 
 
 @final
@@ -71,7 +72,7 @@ def watch_step(task: Task, policy: Policy, *, device: torch.device) -> StepCount
     with ExitStack() as stack:
         for index, module in enumerate(modules):
             stack.callback(module.register_forward_hook(_hook(calls, index)).remove)
-        _run(task, policy, device=device, within=counter)
+        run_step(task, policy, device=device, within=counter)
     return StepCounts(casts=counter.casts, elements=counter.elements, calls=tuple(calls[index] for index in range(len(modules))))
 
 
@@ -94,18 +95,42 @@ def count_operations(task: Task, policy: Policy, *, device: torch.device) -> dic
             met[overrides[name]] += 1
             decided[overrides[name]] += decides
 
-    _run(task, policy, device=device, within=watched_operations(see))
+    run_step(task, policy, device=device, within=watched_operations(see))
     return {index: OperationCalls(met=met[index], decided=decided[index]) for index in operations}
 
 
-def _run(task: Task, policy: Policy, *, device: torch.device, within: AbstractContextManager[Any]) -> None:
+def run_step(
+    task: Task,
+    policy: Policy,
+    *,
+    device: torch.device,
+    within: AbstractContextManager[Any],
+    scaler: LossScaler | None = None,
+    what: str = "",
+) -> tuple[Tensor, float]:
+    """Runs the forward and the backward pass of a task's first step under a policy; no optimizer runs.
+
+    Args:
+        task: A fresh task, whose model has no policy.
+        policy: One whose overrides all match.
+        device: Where the model is.
+        within: What is open around the two passes.
+        scaler: The loss scaling; `None` for what the engine takes by itself.
+        what: What is said to have failed, when it does.
+
+    Returns:
+        The loss, and the loss scale; 1 without loss scaling.
+
+    Raises:
+        TaskError: The task's code or an operation failed.
+    """
     # The task's own optimizer may be one that only a closure can drive, such as LBFGS. None takes a step here, so any will do.
     trained = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
-    with blamed(f"A step under the policy {str(policy)!r} failed"):
+    with blamed(what or f"A step under the policy {str(policy)!r} failed"):
         batch = move_batch(next(BatchStream(task.batches)), device=device)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HalfstepWarning)  # That fp16 is emulated changes no count.
-            engine = MixedPrecision(task.model, torch.optim.SGD(trained, lr=0.0), policy)
+            warnings.simplefilter("ignore", HalfstepWarning)  # That fp16 is emulated is no news to who looks at it.
+            engine = MixedPrecision(task.model, torch.optim.SGD(trained, lr=0.0), policy, scaler=scaler)
         try:
             with within:
                 with engine.autocast():
@@ -115,6 +140,7 @@ def _run(task: Task, policy: Policy, *, device: torch.device, within: AbstractCo
         finally:
             if engine.policy_handle is not None:
                 engine.policy_handle.remove()
+        return loss.detach(), 1.0 if engine.scaler is None else engine.scaler.get_scale()
 
 
 def _hook(calls: Counter[int], index: int) -> Callable[..., None]:

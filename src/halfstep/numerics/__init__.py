@@ -5,6 +5,7 @@ from halfstep.numerics.kernels import decide_operation
 from halfstep.numerics.oplists import TARGETS, check_target, find_treatments, list_treatments, lowered_ops, treatment_of
 from halfstep.numerics.passing import kind_of_pass
 from halfstep.numerics.rehearsal import Rehearsal, rehearse
+from halfstep.numerics.sites import is_foreign
 from halfstep.numerics.tracing import Trace, trace
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "check_target",
     "decide_operation",
     "find_treatments",
+    "is_foreign",
     "kind_of_pass",
     "list_treatments",
     "lowered_ops",

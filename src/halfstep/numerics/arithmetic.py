@@ -9,21 +9,29 @@ from typing import Any, Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from halfstep._torch import DispatchMode, OperationSchema, kept_out_of_graphs, predict_dtypes, schema_of, without_autocast
+from halfstep._torch import (
+    DispatchMode,
+    OperationSchema,
+    dispatch_themselves,
+    kept_out_of_graphs,
+    predict_dtypes,
+    schema_of,
+    without_autocast,
+)
 from halfstep.numerics.passing import passes_through
 from halfstep.numerics.rounding import roundings
 from halfstep.numerics.tf32 import TF32_OPERATIONS
+from halfstep.precision import HALVES
 
 __all__ = ["HalfArithmetic", "HowComputed", "how_computed"]
 
 # How a rehearsal computes an operation on half tensors.
 HowComputed: TypeAlias = Literal["fp32", "exact", "passed", "view"]
 
-_HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 _FULL: Final = torch.float32
 
 # What results are computed in, and what they may be rounded to.
-_ROUNDED: Final = {_FULL: _HALVES, torch.complex64: frozenset({torch.complex32})}
+_ROUNDED: Final = {_FULL: HALVES, torch.complex64: frozenset({torch.complex32})}
 
 # Their argument `half_to_float` asks the kernel to return fp32 for half: it is what computing in fp32 does.
 _WIDENING: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
@@ -116,8 +124,8 @@ class HalfArithmetic(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation."""
         kwargs = kwargs or {}
-        if types and any(each.__torch_dispatch__ is not _PLAIN for each in types):
-            return NotImplemented  # Such as a DTensor: the operations on its plain parts come by later.
+        if types and dispatch_themselves(types):
+            return NotImplemented
         plan = _plan(func)
         if plan.passes or (plan.is_exact and not roundings.watched and not kwargs and _is_exact(func, *args)):
             return func(*args, **kwargs)
@@ -179,14 +187,11 @@ def _has_half(values: Iterable[Any]) -> bool:
     """Whether there is a half tensor of the CPU among them. Most operations of a step have none, so this is quick."""
     for value in values:
         if isinstance(value, Tensor):
-            if value.dtype in _HALVES and value.is_cpu:
+            if value.dtype in HALVES and value.is_cpu:
                 return True
         elif isinstance(value, list | tuple) and _has_half(value):
             return True
     return False
-
-
-_PLAIN: Final = Tensor.__torch_dispatch__
 
 
 def _signature(value: Any) -> Any:
@@ -220,7 +225,7 @@ class _Wide:
             dtype = value.dtype
             if dtype is _FULL:
                 self.has_full = True
-            elif dtype in _HALVES and value.is_cpu:
+            elif dtype in HALVES and value.is_cpu:
                 self.half = self.half or dtype
                 wide = value.to(_FULL)
                 # Some kernels keep what a backward pass needs only where one can come.
@@ -228,7 +233,7 @@ class _Wide:
             return value
         if isinstance(value, list | tuple):
             return [self._widen(each) for each in value] if value and not isinstance(value[0], int | float) else value
-        return _FULL if isinstance(value, torch.dtype) and value in _HALVES else value
+        return _FULL if isinstance(value, torch.dtype) and value in HALVES else value
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -12,13 +12,13 @@ from torch import Tensor
 from halfstep._torch import Overload, autocast_kernel, below_autocast, is_view, without_autocast
 from halfstep.numerics.kernels import Decider
 from halfstep.numerics.oplists import dtype_setters
+from halfstep.precision import HALVES
 from halfstep.records import Treatment
 
 __all__ = ["WeightCache", "decider_for", "fuse_dropout"]
 
 _DEVICE: Final = "cpu"
 _FULL: Final = torch.float32
-_HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
 
 @final
@@ -89,7 +89,7 @@ def fuse_dropout(pass_on: Callable[..., Any], keyset: Any, args: tuple[Any, ...]
     The same values are dropped, since both draw the same random numbers.
     """
     x, p, train = args
-    if not train or not 0 < p < 1 or x.dtype not in _HALVES or not x.numel():
+    if not train or not 0 < p < 1 or x.dtype not in HALVES or not x.numel():
         return pass_on(keyset, *args, **kwargs)
     return torch.ops.aten.native_dropout.default(x, p, train)[0]
 

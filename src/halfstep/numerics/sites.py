@@ -14,7 +14,8 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from halfstep._torch.tracing import ACCUMULATION, ENGINE_CODE, backward_node, next_node_number, node_name, node_number
+from halfstep._torch import backward_node
+from halfstep._torch.tracing import ACCUMULATION, ENGINE_CODE, next_node_number, node_name, node_number
 from halfstep.numerics.places import Place, Places
 from halfstep.records.trace import UNKNOWN
 
