@@ -15,6 +15,19 @@ from halfstep.records.comparison import (
     Settings,
     Verdict,
 )
+from halfstep.records.diagnosis import (
+    CAUSES,
+    DIAGNOSIS_SCHEMA,
+    Cause,
+    Deviation,
+    Diagnosis,
+    Experiment,
+    NonFiniteTensor,
+    Remedy,
+    SourceLine,
+    StuckTensor,
+    VanishedGradients,
+)
 from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
 from halfstep.records.scaler import ScalerStats
 from halfstep.records.step import Precision, StepRecord
@@ -33,14 +46,20 @@ from halfstep.records.trace import (
 
 __all__ = [
     "AUDIT_SCHEMA",
+    "CAUSES",
+    "DIAGNOSIS_SCHEMA",
     "SCHEMA",
     "TRACE_SCHEMA",
     "UNKNOWN",
     "AbstractRecord",
     "Audit",
+    "Cause",
     "Comparison",
+    "Deviation",
     "Device",
+    "Diagnosis",
     "EffectivePrecision",
+    "Experiment",
     "Interval",
     "KeptOperation",
     "KeptReason",
@@ -49,6 +68,7 @@ __all__ = [
     "MemorySource",
     "ModulePrecision",
     "ModuleRange",
+    "NonFiniteTensor",
     "OpRecord",
     "OperationLists",
     "OperationTreatment",
@@ -59,12 +79,16 @@ __all__ = [
     "PolicyEffect",
     "Precision",
     "PrecisionRun",
+    "Remedy",
     "ScalerStats",
     "Settings",
     "Site",
+    "SourceLine",
     "StepRecord",
+    "StuckTensor",
     "TraceRecord",
     "Treatment",
     "UnderflowSite",
+    "VanishedGradients",
     "Verdict",
 ]
