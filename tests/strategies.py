@@ -10,48 +10,79 @@ from halfstep.records import (
     AbstractRecord,
     Audit,
     Comparison,
+    Deviation,
     Device,
+    Diagnosis,
     EffectivePrecision,
+    Experiment,
     Interval,
     KeptOperation,
-    KeptReason,
     LossParity,
     MemoryParts,
     MemorySource,
     ModulePrecision,
     ModuleRange,
+    NonFiniteTensor,
     OperationLists,
     OperationTreatment,
     OpRecord,
     Outcome,
     OverrideEffect,
     OverrideStatus,
-    Phase,
     PolicyEffect,
     Precision,
     PrecisionRun,
+    Remedy,
     ScalerStats,
     Settings,
     Site,
+    SourceLine,
     StepRecord,
+    StuckTensor,
     TraceRecord,
-    Treatment,
     UnderflowSite,
+    VanishedGradients,
     Verdict,
 )
 from halfstep.records.comparison import SCHEMA
+from tests.diagnosis_strategies import (
+    deviations,
+    diagnoses,
+    experiments,
+    nonfinite_tensors,
+    remedies,
+    source_lines,
+    stuck_tensors,
+    vanished_gradients,
+)
+from tests.plain_strategies import floats, texts, tuples
+from tests.trace_strategies import (
+    audits,
+    kept_operations,
+    module_ranges,
+    op_records,
+    operation_lists,
+    operation_treatments,
+    sites,
+    trace_records,
+    underflow_sites,
+)
 
 __all__ = [
     "RECORDS",
     "audits",
     "comparisons",
+    "deviations",
     "devices",
+    "diagnoses",
+    "experiments",
     "floats",
     "intervals",
     "kept_operations",
     "memory_parts",
     "module_precisions",
     "module_ranges",
+    "nonfinite_tensors",
     "op_records",
     "operation_lists",
     "operation_treatments",
@@ -59,35 +90,23 @@ __all__ = [
     "policy_effects",
     "precision_runs",
     "precisions",
+    "remedies",
     "scaler_stats",
     "settings",
     "sites",
+    "source_lines",
     "step_records",
+    "stuck_tensors",
     "texts",
     "trace_records",
     "underflow_sites",
+    "vanished_gradients",
     "verdicts",
 ]
-
-_AWKWARD_TEXTS = ("</script>", "<!--", "a & b", '"quoted"', "back\\slash", "NaN", "\u2028\u2029", "\x00\x1f", "\U0001f600", "null", "")
-
-
-def floats() -> st.SearchStrategy[float]:
-    """Any float: NaN, both infinities, subnormal numbers and -0.0 included."""
-    return st.floats() | st.sampled_from([float("nan"), float("inf"), float("-inf"), -0.0, 5e-324])
-
-
-def texts() -> st.SearchStrategy[str]:
-    """Any text that UTF-8 can hold, with what breaks out of HTML, JSON or a line well represented."""
-    return st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(_AWKWARD_TEXTS)
 
 
 def precisions() -> st.SearchStrategy[str]:
     return st.sampled_from(get_args(Precision))
-
-
-def _tuples(items: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
-    return st.lists(items, max_size=4).map(tuple)
 
 
 def step_records() -> st.SearchStrategy[StepRecord]:
@@ -114,7 +133,7 @@ def intervals() -> st.SearchStrategy[Interval]:
 
 
 def devices() -> st.SearchStrategy[Device]:
-    return st.builds(Device, type=texts(), name=texts(), native=_tuples(precisions()), threads=st.integers(), torch=texts(), python=texts())
+    return st.builds(Device, type=texts(), name=texts(), native=tuples(precisions()), threads=st.integers(), torch=texts(), python=texts())
 
 
 def settings() -> st.SearchStrategy[Settings]:
@@ -122,7 +141,7 @@ def settings() -> st.SearchStrategy[Settings]:
         Settings,
         steps=st.integers(),
         warmup=st.integers(),
-        seeds=_tuples(st.integers()),
+        seeds=tuples(st.integers()),
         batch_size=st.none() | st.integers(),
         channels_last=st.booleans(),
         compile=st.booleans(),
@@ -148,9 +167,9 @@ def precision_runs() -> st.SearchStrategy[PrecisionRun]:
         final_scale=st.none() | floats(),
         steps=st.integers(),
         memory=st.none() | memory_parts(),
-        step_times_ms=_tuples(floats()),
-        losses=_tuples(_tuples(floats())),
-        skipped_at=_tuples(_tuples(st.integers())),
+        step_times_ms=tuples(floats()),
+        losses=tuples(tuples(floats())),
+        skipped_at=tuples(tuples(st.integers())),
         note=texts(),
         outcome=st.sampled_from(get_args(Outcome)),
     )
@@ -203,8 +222,8 @@ def policy_effects() -> st.SearchStrategy[PolicyEffect]:
         default=precisions(),
         pure=st.booleans(),
         task=texts(),
-        overrides=_tuples(override_effects()),
-        modules=_tuples(module_precisions()),
+        overrides=tuples(override_effects()),
+        modules=tuples(module_precisions()),
         casts=st.none() | st.integers(),
         cast_elements=st.none() | st.integers(),
         casts_without=st.none() | st.integers(),
@@ -218,123 +237,12 @@ def comparisons() -> st.SearchStrategy[Comparison]:
         task=texts(),
         device=devices(),
         settings=settings(),
-        runs=_tuples(precision_runs()),
-        verdicts=_tuples(verdicts()),
+        runs=tuples(precision_runs()),
+        verdicts=tuples(verdicts()),
         conclusion=texts(),
         interrupted=st.booleans(),
-        policies=_tuples(policy_effects()),
+        policies=tuples(policy_effects()),
         target=texts(),
-    )
-
-
-def sites() -> st.SearchStrategy[Site]:
-    return st.builds(Site, module=texts(), file=texts(), line=st.integers())
-
-
-def op_records() -> st.SearchStrategy[OpRecord]:
-    return st.builds(
-        OpRecord,
-        op=texts(),
-        phase=st.sampled_from(get_args(Phase)),
-        site=sites(),
-        input_dtypes=_tuples(texts()),
-        output_dtypes=_tuples(texts()),
-        elements=st.integers(),
-        absmax=st.none() | floats(),
-        nonfinite=st.integers(),
-        nans=st.integers(),
-        flushed=st.integers(),
-        exact_absmax=st.none() | floats(),
-        has_nonfinite_input=st.booleans(),
-        has_nan_input=st.booleans(),
-        node=texts(),
-        seconds=st.none() | floats(),
-    )
-
-
-def module_ranges() -> st.SearchStrategy[ModuleRange]:
-    return st.builds(
-        ModuleRange,
-        module=texts(),
-        dtype=texts(),
-        ops=st.integers(),
-        absmax=st.none() | floats(),
-        nonfinite=st.integers(),
-        flushed=st.integers(),
-        headroom=st.none() | floats(),
-    )
-
-
-def trace_records() -> st.SearchStrategy[TraceRecord]:
-    return st.builds(TraceRecord, schema=st.integers(), torch=texts(), target=texts(), ops=_tuples(op_records()))
-
-
-def operation_treatments() -> st.SearchStrategy[OperationTreatment]:
-    treatments = st.sampled_from(get_args(Treatment))
-    return st.builds(OperationTreatment, name=texts(), treatment=treatments, other=st.none() | treatments)
-
-
-def operation_lists() -> st.SearchStrategy[OperationLists]:
-    return st.builds(
-        OperationLists,
-        schema=st.integers(),
-        torch=texts(),
-        target=texts(),
-        against=texts(),
-        pattern=texts(),
-        operations=_tuples(operation_treatments()),
-    )
-
-
-def kept_operations() -> st.SearchStrategy[KeptOperation]:
-    return st.builds(
-        KeptOperation,
-        op=texts(),
-        phase=st.sampled_from(get_args(Phase)),
-        reason=st.sampled_from(get_args(KeptReason)),
-        count=st.integers(),
-        seconds=st.none() | floats(),
-        modules=_tuples(texts()),
-    )
-
-
-def underflow_sites() -> st.SearchStrategy[UnderflowSite]:
-    return st.builds(
-        UnderflowSite,
-        op=texts(),
-        phase=st.sampled_from(get_args(Phase)),
-        site=sites(),
-        flushed=st.integers(),
-        elements=st.integers(),
-    )
-
-
-def audits() -> st.SearchStrategy[Audit]:
-    seconds = st.none() | floats()
-    return st.builds(
-        Audit,
-        schema=st.integers(),
-        torch=texts(),
-        task=texts(),
-        precision=texts(),
-        target=texts(),
-        device=texts(),
-        scale=floats(),
-        initial_scale=floats(),
-        loss=floats(),
-        operations=st.integers(),
-        lowered=st.integers(),
-        seconds=seconds,
-        lowered_seconds=seconds,
-        cast_seconds=seconds,
-        casts=st.integers(),
-        cast_elements=st.integers(),
-        elements=st.integers(),
-        kept=_tuples(kept_operations()),
-        underflow=_tuples(underflow_sites()),
-        ranges=_tuples(module_ranges()),
-        origin=st.none() | op_records(),
-        scaled_origin=st.none() | op_records(),
     )
 
 
@@ -342,6 +250,9 @@ def audits() -> st.SearchStrategy[Audit]:
 RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     Audit: audits(),
     Comparison: comparisons(),
+    Deviation: deviations(),
+    Diagnosis: diagnoses(),
+    Experiment: experiments(),
     KeptOperation: kept_operations(),
     OperationLists: operation_lists(),
     OperationTreatment: operation_treatments(),
@@ -351,14 +262,19 @@ RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     MemoryParts: memory_parts(),
     ModulePrecision: module_precisions(),
     ModuleRange: module_ranges(),
+    NonFiniteTensor: nonfinite_tensors(),
     OpRecord: op_records(),
     OverrideEffect: override_effects(),
     PolicyEffect: policy_effects(),
     PrecisionRun: precision_runs(),
+    Remedy: remedies(),
     ScalerStats: scaler_stats(),
     Settings: settings(),
     Site: sites(),
+    SourceLine: source_lines(),
     StepRecord: step_records(),
+    StuckTensor: stuck_tensors(),
     TraceRecord: trace_records(),
+    VanishedGradients: vanished_gradients(),
     Verdict: verdicts(),
 }

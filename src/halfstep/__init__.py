@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfstep.comparison import compare
+    from halfstep.diagnosis import diagnose
     from halfstep.engine import MixedPrecision
     from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
     from halfstep.numerics import rehearse, trace
     from halfstep.policy import Policy
-    from halfstep.records import Comparison, ScalerStats, StepRecord
+    from halfstep.records import Comparison, Diagnosis, ScalerStats, StepRecord
     from halfstep.scaler import LossScaler
     from halfstep.task import Task, load_task
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Comparison",
+    "Diagnosis",
     "HalfstepError",
     "HalfstepWarning",
     "LossScaler",
@@ -38,6 +40,7 @@ __all__ = [
     "UnscaledBackwardError",
     "__version__",
     "compare",
+    "diagnose",
     "load_task",
     "rehearse",
     "trace",
@@ -46,6 +49,7 @@ __all__ = [
 # Where each public name is defined. Modules are nouns, so that no function has the name of a module of this package.
 _HOMES = {
     "Comparison": "halfstep.records",
+    "Diagnosis": "halfstep.records",
     "HalfstepError": "halfstep.errors",
     "HalfstepWarning": "halfstep.errors",
     "LossScaler": "halfstep.scaler",
@@ -58,6 +62,7 @@ _HOMES = {
     "Task": "halfstep.task",
     "UnscaledBackwardError": "halfstep.errors",
     "compare": "halfstep.comparison",
+    "diagnose": "halfstep.diagnosis",
     "load_task": "halfstep.task",
     "rehearse": "halfstep.numerics",
     "trace": "halfstep.numerics",

@@ -16,8 +16,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from halfstep.records import Comparison
-from halfstep.report import comparison_document, write_html
+from halfstep.records import Comparison, SourceLine
+from halfstep.report import Document, Excerpt, Section, comparison_document, write_html
 from tests import samples
 
 pytestmark = pytest.mark.browser
@@ -161,6 +161,23 @@ def test_on_a_phone_a_wide_table_scrolls_in_its_own_box(browser: Browser, report
 def test_a_long_name_does_not_widen_a_phone(browser: Browser, tmp_path: Path) -> None:
     show(browser, written(samples.comparison(task="very/long/" * 30, conclusion="x" * 300), tmp_path), width=390)
     assert script(browser, "document.documentElement.scrollWidth") <= 390
+
+
+def test_on_a_phone_source_code_scrolls_in_its_own_box(browser: Browser, tmp_path: Path) -> None:
+    lines = tuple(SourceLine(number=number, text="x" * 300 * (number - 8), is_marked=number == 9) for number in (8, 9))
+    sections = (Section(title="Where", excerpts=(Excerpt(lines=lines),)),)
+    page = write_html(Document(kind="Report", title="t", conclusion="c", sections=sections), tmp_path / "report.html")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 390, "height": 850, "deviceScaleFactor": 1, "mobile": True})
+    browser.get(page.as_uri())
+    assert script(browser, "document.documentElement.scrollWidth") <= 390
+    box = "document.querySelector('pre')"
+    assert script(browser, f"{box}.scrollWidth - {box}.clientWidth") > 1000
+    assert script(browser, f"getComputedStyle({box}).overflowX") == "auto"
+    # No line is folded, the empty one is as high as the other, and the mark reaches as far as the text.
+    short, wide = script(browser, "[...document.querySelectorAll('pre code > *')].map(one => [one.offsetHeight, one.offsetWidth])")
+    assert short == wide
+    assert wide[0] > 0
+    assert wide[1] == script(browser, f"{box}.scrollWidth")
 
 
 def test_page_and_plots_follow_the_colour_scheme_while_open(browser: Browser, report: Path) -> None:

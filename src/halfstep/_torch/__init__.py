@@ -66,6 +66,7 @@ from halfstep._torch.steps import (
     tree_map,
     update_scale_,
     version_of,
+    without_step_hooks,
 )
 
 __all__ = [
@@ -123,5 +124,6 @@ __all__ = [
     "update_scale_",
     "version_of",
     "without_autocast",
+    "without_step_hooks",
     "wrapped_module",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "tree_map",
     "update_scale_",
     "version_of",
+    "without_step_hooks",
 ]
 
 
@@ -142,6 +145,29 @@ def steps_are_observed(optimizer: torch.optim.Optimizer) -> bool:
         return False
     only_scheduled = getattr(replaced, "_wrapped_by_lr_sched", False) and getattr(replaced, "__wrapped__", None) is type(optimizer).step
     return not only_scheduled
+
+
+@contextmanager
+def without_step_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """A block in which a step of an optimizer is nobody's business: no hook is called, neither its own nor those of all optimizers.
+
+    Private: `Optimizer._optimizer_step_pre_hooks` and `_optimizer_step_post_hooks`, and those of the module for all optimizers. Seen on
+    torch 2.9 to 2.13.
+    """
+    tables: list[Any] = [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    ]
+    kept = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.clear()
+        yield
+    finally:
+        for table, hooks in zip(tables, kept, strict=True):
+            table.update(hooks)
 
 
 def torch_device_type(scaler: torch.amp.GradScaler) -> str:

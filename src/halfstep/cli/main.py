@@ -11,6 +11,7 @@ import click
 import halfstep
 from halfstep.cli.audit import audit_command
 from halfstep.cli.compare import compare_command
+from halfstep.cli.diagnose import diagnose_command
 from halfstep.cli.exit_codes import ExitCode
 from halfstep.cli.ops import ops_command
 from halfstep.cli.policy import policy_group
@@ -38,6 +39,7 @@ def command(context: click.Context, show_traceback: bool) -> None:  # noqa: FBT0
 command.add_command(compare_command)
 command.add_command(policy_group)
 command.add_command(audit_command)
+command.add_command(diagnose_command)
 command.add_command(ops_command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
@@ -378,6 +378,18 @@ class MixedPrecision:
         """
         self._driver.check_idle("state_dict()")
         return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler, checker=self._checker)
+
+    @contextmanager
+    def without_policy(self) -> Iterator[None]:
+        """A block in which the model is as it was before the engine, for code that runs it under policies of its own."""
+        if self.policy_handle is None:
+            yield
+            return
+        self.policy_handle.remove()
+        try:
+            yield
+        finally:
+            self.policy_handle, self._region = attach(self.policy, self.model)
 
     def load_state_dict(self, state: Mapping[str, Any], *, adopt_settings: bool = False) -> None:
         """Goes on from a state; the precision may be another than it was saved in, which is said in a warning.

@@ -13,6 +13,7 @@ from torch import Tensor
 from halfstep._torch import is_being_traced
 from halfstep._torch.tracing import OperationMode, untraced
 from halfstep.errors import HalfstepError
+from halfstep.numerics.details import Details, OperationDetail
 from halfstep.numerics.finiteness import Finiteness
 from halfstep.numerics.observations import Losses, Observation, Readings
 from halfstep.numerics.operations import Traits, collect_tensors, traits_of, written_tensors
@@ -31,13 +32,15 @@ class Recorder:
 
     Args:
         model: The model whose paths modules are known by, as `trace` takes it.
+        samples: How many values of each result are kept; with 0 nothing is, and no details are noted.
 
     Attributes:
         target: The device type that was rehearsed; empty where none was.
     """
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
+    def __init__(self, model: torch.nn.Module | None, *, samples: int) -> None:
         self.target = ""
+        self._details = Details(samples) if samples else None
         self._sites = CallSites(model)
         self._ranges = Ranges()
         self._finiteness = Finiteness(self._ranges)
@@ -69,6 +72,10 @@ class Recorder:
         """What was noted, one for each operation; numbers wait on their devices until it is closed."""
         return tuple(Observation(*each) for each in self._noted)
 
+    def details(self) -> tuple[OperationDetail, ...]:
+        """The details of the same operations; none where no samples were wanted."""
+        return () if self._details is None else tuple(self._details.noted)
+
     def names(self) -> dict[int, str]:
         """The path of each place among the observations, by number."""
         return self._sites.places.names(each.call[1] for each in self.observations())
@@ -98,6 +105,8 @@ class Recorder:
                 outputs, readings = self._take_all(traits, result, inputs, args, kwargs)
             if roundings.last or traits.cast_place is not None:
                 losses = self._losses(traits, outputs, args)
+            if self._details is not None:
+                self._details.note(traits, inputs, outputs, (*args, *kwargs.values()))
         if traits.written:
             self._sites.writes(call, inputs)
         if not (self._host_only or all(each.is_cpu for each in (*inputs, *outputs))):

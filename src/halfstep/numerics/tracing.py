@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from halfstep._torch.tracing import compiles_module
 from halfstep.errors import HalfstepWarning, InvalidTypeError, StepOrderError
+from halfstep.numerics.details import OperationDetail
 from halfstep.numerics.observations import Observation, module_ranges, op_records
 from halfstep.numerics.recording import Recorder
 from halfstep.records.trace import TRACE_SCHEMA, ModuleRange, OpRecord, TraceRecord
@@ -23,7 +24,7 @@ __all__ = ["Trace", "trace"]
 _open: Final = threading.local()
 
 
-def trace(model: nn.Module | None = None) -> Trace:
+def trace(model: nn.Module | None = None, *, samples: int = 0) -> Trace:
     """A context in which every operation of torch is noted: where it was called, what it took, and the range of what it computed.
 
     It sees the forward and the backward pass on any device, what the optimizer does, and what activation checkpointing computes again.
@@ -32,6 +33,7 @@ def trace(model: nn.Module | None = None) -> Trace:
     Args:
         model: The model whose paths modules are known by, such as `decoder.3.attn`. Without one, paths begin at the outermost modules
             that are called, and with the name of their class where there are several of those.
+        samples: How many values of each result are kept, for a comparison with another trace; `Trace.details` has them.
 
     Returns:
         The trace, which tells what it saw after it was closed. It is good for one use.
@@ -50,7 +52,7 @@ def trace(model: nn.Module | None = None) -> Trace:
     given = cast("object", model)
     if not (given is None or isinstance(given, nn.Module)):
         raise InvalidTypeError(f"trace(model=...) was given {type(given).__name__!r}; it takes a torch.nn.Module or nothing.")
-    return Trace(model)
+    return Trace(model, samples=samples)
 
 
 @final
@@ -61,15 +63,17 @@ class Trace:
 
     Example:
         >>> import torch
-        >>> with Trace(None) as seen:
+        >>> with trace() as seen:
         ...     big = torch.full((2,), 300.0, dtype=torch.float16)
         ...     square = big * big
         >>> seen.origin.op, seen.origin.nonfinite
         ('aten.mul.Tensor', 2)
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, *, samples: int = 0) -> None:
         self._model = model
+        self._samples = samples
+        self._details: tuple[OperationDetail, ...] = ()
         self._recorder: Recorder | None = None
         self._observations: tuple[Observation, ...] | None = None
         self._names: dict[int, str] = {}
@@ -90,7 +94,7 @@ class Trace:
                 HalfstepWarning,
                 stacklevel=2,
             )
-        self._recorder = Recorder(self._model)
+        self._recorder = Recorder(self._model, samples=self._samples)
         self._recorder.open()
         _open.trace = self
         return self
@@ -104,6 +108,7 @@ class Trace:
             recorder.close()
         finally:
             self._observations = recorder.observations()
+            self._details = recorder.details()
             self._target = recorder.target
             self._names = recorder.names()
             self._model = None
@@ -125,6 +130,16 @@ class Trace:
             StepOrderError: The trace is still open, or was never opened.
         """
         return self.record.origin
+
+    @property
+    def details(self) -> tuple[OperationDetail, ...]:
+        """Where the arguments of each operation came from, and a sample of its values; empty unless `samples` was given.
+
+        Raises:
+            StepOrderError: The trace is still open, or was never opened.
+        """
+        self._closed()
+        return self._details
 
     @property
     def record(self) -> TraceRecord:

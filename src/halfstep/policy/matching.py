@@ -12,7 +12,7 @@ from halfstep._torch import own_modules, wrapped_module
 from halfstep.errors import ConfigurationError, did_you_mean
 from halfstep.policy.overrides import Override, class_names
 
-__all__ = ["Decision", "Place", "bare_model", "check_all_match", "decide", "places", "unmatched_hint"]
+__all__ = ["Decision", "Place", "bare_model", "check_all_match", "decide", "module_paths", "places", "unmatched_hint"]
 
 
 @final
@@ -50,6 +50,16 @@ def bare_model(model: nn.Module) -> nn.Module:
     """The model inside of DistributedDataParallel, `torch.compile` and other wrappers of torch's."""
     found = wrapped_module(model)
     return model if found is None else bare_model(found[1])
+
+
+def module_paths(model: nn.Module) -> frozenset[str]:
+    """The paths of all modules of a model, as overrides name them.
+
+    Example:
+        >>> sorted(module_paths(nn.Sequential(nn.Linear(1, 1))))
+        ['', '0']
+    """
+    return frozenset(place.path for place in places(model))
 
 
 def places(model: nn.Module) -> list[Place]:

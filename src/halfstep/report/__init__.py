@@ -8,7 +8,8 @@ Example:
 
 from halfstep.report.audit import audit_document
 from halfstep.report.comparison import comparison_document
-from halfstep.report.document import Axis, Card, Column, Document, Fact, Figure, Item, Section, Series, Table
+from halfstep.report.diagnosis import diagnosis_document
+from halfstep.report.document import Axis, Card, Column, Document, Excerpt, Fact, Figure, Item, Section, Series, Table
 from halfstep.report.html import render_html, write_html
 from halfstep.report.ops import ops_document
 from halfstep.report.policy import policy_document
@@ -20,6 +21,7 @@ __all__ = [
     "Card",
     "Column",
     "Document",
+    "Excerpt",
     "Fact",
     "Figure",
     "Item",
@@ -28,6 +30,7 @@ __all__ = [
     "Table",
     "audit_document",
     "comparison_document",
+    "diagnosis_document",
     "ops_document",
     "policy_document",
     "print_document",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-__all__ = ["Axis", "Card", "Column", "Document", "Fact", "Figure", "Item", "Section", "Series", "Table"]
+from halfstep.records import SourceLine
+
+__all__ = ["Axis", "Card", "Column", "Document", "Excerpt", "Fact", "Figure", "Item", "Section", "Series", "Table"]
 
 Alignment = Literal["left", "right"]
 Emphasis = Literal["normal", "faint", "marks"]
@@ -208,6 +210,29 @@ class Item:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """Lines of source code, shown as they stand in their file.
+
+    Attributes:
+        lines: The lines, one after the other.
+
+    Example:
+        >>> lines = (SourceLine(number=9, text="q = split(x)", is_marked=False), SourceLine(number=10, text="s = q @ k", is_marked=True))
+        >>> Excerpt(lines=lines).margins
+        ('   9 | ', '> 10 | ')
+    """
+
+    lines: tuple[SourceLine, ...]
+
+    @property
+    def margins(self) -> tuple[str, ...]:
+        """What stands before each line, all of one width: a `>` before one that is marked, and the number."""
+        width = max((len(str(line.number)) for line in self.lines), default=0)
+        return tuple(f"{'>' if line.is_marked else ' '} {line.number:>{width}} | " for line in self.lines)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A titled part of a document. Its parts are shown in the order of these fields.
 
@@ -216,6 +241,7 @@ class Section:
         paragraphs: Text.
         cards: Judgements with their facts.
         items: A list of names and what is said of each.
+        excerpts: Source code.
         tables: Tables.
         figures: Figures; a terminal leaves them out.
         place: `everywhere`, or `page` for what a terminal leaves out.
@@ -231,6 +257,7 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     cards: tuple[Card, ...] = ()
     items: tuple[Item, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     place: Place = "everywhere"

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from halfstep.report.document import Card, Document, Item, Section, Table
+from halfstep.report.document import Card, Document, Excerpt, Item, Section, Table
 
 __all__ = ["print_document"]
 
@@ -24,15 +24,20 @@ _PLAIN = str.maketrans(
 # The blanks that rich puts to the left and right of every cell, and the one between two columns.
 _CELL_PADDING = 3
 
+# However narrow a terminal is, so many letters of a line of source code stand beside each other.
+_LEAST_CODE = 10
+_TAB = 4
+
 
 def print_document(document: Document, console: Console) -> None:
-    """Prints a document: the text and tables of its sections, its notices, its conclusion. Figures are left out.
+    """Prints a document: the text, source code and tables of its sections, its notices, its conclusion. Figures are left out.
 
     A page is read from its top, a terminal from its end. So the order is turned round, and the conclusion comes last. Sections of one
     group keep their order.
 
-    On a terminal a table that is too wide is printed in parts, each with the names of its rows. Into a pipe or a file every line is
-    written whole, however long it is. Nothing in a document is read as markup.
+    On a terminal a table that is too wide is printed in parts, each with the names of its rows, and a line of source code
+    that is too wide goes on below itself. Into a pipe or a file every line is written whole, however long it is. Nothing in a document is
+    read as markup.
 
     Args:
         document: What to print.
@@ -86,7 +91,7 @@ def _print_text(console: Console, text: Text, *, indent: int = 0) -> None:
 
 
 def _print_section(console: Console, section: Section) -> None:
-    if not (section.paragraphs or section.cards or section.items or section.tables):
+    if not (section.paragraphs or section.cards or section.items or section.excerpts or section.tables):
         return
     console.print()
     _print_text(console, _text(console, section.title, style="bold underline"))
@@ -96,6 +101,8 @@ def _print_section(console: Console, section: Section) -> None:
         _print_item(console, _card_item(card))
     for item in section.items:
         _print_item(console, item)
+    for excerpt in section.excerpts:
+        _print_excerpt(console, excerpt)
     for table in section.tables:
         _print_table(console, table)
 
@@ -109,6 +116,27 @@ def _card_item(card: Card) -> Item:
 def _print_item(console: Console, item: Item) -> None:
     label = _text(console, f"{item.label}: ", style="bold")
     _print_text(console, label.append_text(_text(console, item.text, style="not bold")), indent=2)
+
+
+def _print_excerpt(console: Console, excerpt: Excerpt) -> None:
+    console.print()
+    for line, margin in zip(excerpt.lines, excerpt.margins, strict=True):
+        code = _text(console, line.text.expandtabs(_TAB).rstrip()).plain
+        room = max(console.width - cell_len(margin), _LEAST_CODE) if console.is_terminal else max(cell_len(code), 1)
+        beside = margin
+        for part in _folded(code, width=room):
+            console.print(Text(f"{beside}{part}".rstrip(), style="bold" if line.is_marked else ""), soft_wrap=True)
+            beside = f"{' ' * (len(margin) - 2)}| "
+
+
+def _folded(code: str, *, width: int) -> list[str]:
+    """The line in parts that are no wider. It is cut where it must be, and not between words: indentation has a meaning."""
+    parts = [""]
+    for character in code:
+        if cell_len(parts[-1] + character) > width:
+            parts.append("")
+        parts[-1] += character
+    return parts
 
 
 def _print_table(console: Console, table: Table) -> None:

@@ -1,0 +1,169 @@
+"""Training until a step fails, and the examination of that step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+
+from halfstep.batch import move_batch
+from halfstep.diagnosis.trainers import AbstractTrainer
+from halfstep.policy import Policy
+from halfstep.randomness import RandomState
+from halfstep.records import Experiment
+from halfstep.replay import Circumstances, Course, Examination, Finding, Replay, StepCode
+from halfstep.task import BatchStream, Task, blamed
+
+__all__ = ["Outcome", "TaskSession", "examine_code"]
+
+# So many steps after the one that failed have to be clean with a remedy.
+FURTHER: Final = 3
+
+# So often a loss scale that is too high is lowered, and training goes on; after that it is the finding.
+_LOWERINGS: Final = 8
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an examination came to, and about which step. The attributes are those of `Diagnosis`."""
+
+    finding: Finding
+    step: int
+    scale: float
+    evidence: Sequence[Experiment]
+    replays: int
+
+
+def examine_code(
+    code: StepCode,
+    *,
+    device: torch.device,
+    circumstances: Circumstances,
+    step: int = 1,
+    random: RandomState | None = None,
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Examines one step; everything is put back afterwards."""
+    others = [each for optimizer in circumstances.course.optimizers for group in optimizer.param_groups for each in group["params"]]
+    with Replay(code, device=device, random=random, others=others) as replay:
+        examination = Examination(replay, circumstances, progress=progress)
+        finding = examination.examine()
+        return Outcome(finding=finding, step=step, scale=circumstances.scale, evidence=tuple(examination.evidence), replays=replay.count)
+
+
+@final
+class TaskSession:
+    """Trains a task and examines its first step, its last step, and each that fails.
+
+    Args:
+        task: The task, its model on the device.
+        trainer: What trains it.
+        policy: What it runs in.
+        device: The device.
+        progress: Called as `progress(steps, what)`.
+
+    Attributes:
+        steps: How many steps were begun.
+        skips: How many of them failed.
+        outcome: What was found until now: the first of all findings, but a loss scale that was too high only where nothing else is.
+    """
+
+    def __init__(
+        self, task: Task, trainer: AbstractTrainer, *, policy: Policy, device: torch.device, progress: Callable[[int, str], None]
+    ) -> None:
+        self.steps = 0
+        self.skips = 0
+        self.outcome: Outcome | None = None
+        self._task = task
+        self._trainer = trainer
+        self._policy = policy
+        self._device = device
+        self._progress = progress
+        self._stream = BatchStream(task.batches)
+        self._upcoming: deque[Any] = deque()
+        self._since: dict[str, int] = {}
+
+    def train(self, max_steps: int) -> None:
+        """Trains until something is found that is more than a loss scale that was too high, and for so many steps at most."""
+        while self.steps < max_steps:
+            self.steps += 1
+            self._progress(self.steps, "training")
+            batch = self._next()
+            random = RandomState.capture()
+            if self.steps in (1, max_steps) and self._examine(batch, random, has_failed=None):
+                return
+            random.restore()
+            with blamed(f"Step {self.steps} failed"):
+                has_failed = self._trainer.step(batch)
+            if has_failed:
+                self.skips += 1
+                if self._examine(batch, random, has_failed=True):
+                    return
+            else:
+                self._look_at_parameters()
+
+    def _examine(self, batch: Any, random: RandomState, *, has_failed: bool | None) -> bool:
+        """Examines a step, again with a lower loss scale where that is what is too high.
+
+        Returns:
+            Whether training ends with it.
+        """
+        for _ in range(_LOWERINGS):
+            outcome = self._examined(batch, random, has_failed=has_failed)
+            if outcome.finding.cause != "scale":
+                if outcome.finding.cause != "healthy" or not outcome.finding.is_reproduced:
+                    self.outcome = outcome
+                    return True
+                self.outcome = self.outcome or (outcome if has_failed is None else None)
+                if self.outcome is not None and self.outcome.finding.cause == "healthy":
+                    self.outcome = outcome
+                return False
+            self.skips += has_failed is None
+            if self.outcome is None or self.outcome.finding.cause == "healthy":
+                self.outcome = outcome
+            self._trainer.lower(outcome.finding.passing_scale or self._trainer.floor)
+            if has_failed:
+                return False
+        return True
+
+    def _examined(self, batch: Any, random: RandomState, *, has_failed: bool | None) -> Outcome:
+        circumstances = Circumstances(
+            policy=self._policy,
+            scale=self._trainer.scale,
+            floor=self._trainer.floor,
+            has_failed=has_failed,
+            course=Course(following=[self._code(each) for each in self._peek(FURTHER)], optimizers=[self._task.optimizer]),
+            since=self._since,
+        )
+        with blamed(f"Step {self.steps} failed when it was replayed"), self._trainer.paused():
+            return examine_code(
+                self._code(batch),
+                device=self._device,
+                circumstances=circumstances,
+                step=self.steps,
+                random=random,
+                progress=lambda what: self._progress(self.steps, what),
+            )
+
+    def _code(self, batch: Any) -> StepCode:
+        return StepCode(model=self._task.model, parts=[(lambda: self._task.loss(self._task.model, batch), 1.0)], batch=batch)
+
+    def _next(self) -> Any:
+        return self._upcoming.popleft() if self._upcoming else self._draw()
+
+    def _peek(self, count: int) -> list[Any]:
+        while len(self._upcoming) < count:
+            self._upcoming.append(self._draw())
+        return list(self._upcoming)[:count]
+
+    def _draw(self) -> Any:
+        return move_batch(next(self._stream), device=self._device)
+
+    def _look_at_parameters(self) -> None:
+        for name, parameter in self._task.model.named_parameters():
+            if name not in self._since and not bool(torch.isfinite(parameter.detach()).all()):
+                self._since[name] = self.steps

@@ -1,0 +1,140 @@
+"""Training a task step by step, in a way that a step can be replayed."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from halfstep.engine import MixedPrecision
+from halfstep.errors import HalfstepWarning
+from halfstep.policy import Policy
+from halfstep.precision import HALVES
+from halfstep.scaler import LossScaler
+from halfstep.task import Task
+
+__all__ = ["AbstractTrainer", "trainer_for"]
+
+
+class AbstractTrainer(ABC):
+    """Trains a task by one step after the other; a step that fails changes nothing but random numbers."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """The loss scale of the next step."""
+
+    @property
+    @abstractmethod
+    def floor(self) -> float:
+        """The lowest loss scale that training would come down to."""
+
+    @abstractmethod
+    def lower(self, scale: float) -> None:
+        """Goes on with another loss scale."""
+
+    @abstractmethod
+    def step(self, batch: Any) -> bool:
+        """Trains by a step.
+
+        Returns:
+            Whether it failed: it was skipped, or its loss is not finite.
+        """
+
+    @abstractmethod
+    def paused(self) -> Any:
+        """A block in which the model has no policy, for replays that bring their own."""
+
+
+def trainer_for(task: Task, policy: Policy, *, loss_scale: float | None) -> AbstractTrainer:
+    """A trainer for a task whose model is on its device.
+
+    Args:
+        task: The task.
+        policy: What it runs in, with no `auto` in it.
+        loss_scale: The first loss scale; `None` for no loss scaling.
+    """
+    trainable = (each for each in task.model.parameters() if each.requires_grad)
+    if any(each.dtype in HALVES for each in trainable):
+        return _PlainTrainer(task, policy)
+    return _EngineTrainer(task, policy, loss_scale=loss_scale)
+
+
+@final
+class _EngineTrainer(AbstractTrainer):
+    def __init__(self, task: Task, policy: Policy, *, loss_scale: float | None) -> None:
+        self._task = task
+        scaler = None
+        if "fp16" in policy.precisions:
+            scale = 1.0 if loss_scale is None else loss_scale
+            scaler = LossScaler(init_scale=scale, min_scale=min(scale, 1.0), static=loss_scale is None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HalfstepWarning)  # That fp16 is emulated is no news to who looks at it.
+            self._engine = MixedPrecision(task.model, task.optimizer, policy, scaler=scaler, max_consecutive_skips=None)
+        self._scaler = scaler
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
+
+    @property
+    def floor(self) -> float:
+        return min(self.scale, 1.0)
+
+    def lower(self, scale: float) -> None:
+        if self._scaler is not None:
+            self._scaler.update(scale)
+
+    def step(self, batch: Any) -> bool:
+        record = self._engine.train_step(self._task.loss, self._task.model, batch)
+        loss = float(record.loss)
+        return bool(record.skipped) or loss - loss != 0
+
+    def paused(self) -> Any:
+        return self._engine.without_policy()
+
+
+@final
+class _PlainTrainer(AbstractTrainer):
+    """Trains parameters that are stored in half precision, which an engine refuses."""
+
+    def __init__(self, task: Task, policy: Policy) -> None:
+        self._task = task
+        self._policy = policy
+        kind = next(task.model.parameters()).device.type
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(policy.resolved)
+        self._region = (kind, dtype)
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    @property
+    def floor(self) -> float:
+        return 1.0
+
+    def lower(self, scale: float) -> None:
+        pass
+
+    def step(self, batch: Any) -> bool:
+        optimizer = self._task.optimizer
+        optimizer.zero_grad()
+        kind, dtype = self._region
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+            loss: Tensor = self._task.loss(self._task.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        failed = not all(bool(torch.isfinite(each).all()) for each in (loss, *gradients))
+        if not failed:
+            optimizer.step()
+        optimizer.zero_grad()
+        return failed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,86 @@
+"""What a trace keeps of each operation for a comparison with another trace: where its arguments came from, and some of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from halfstep._torch.tracing import storage_key, storage_keys
+from halfstep.numerics.operations import Traits
+
+__all__ = ["OUTSIDE", "Details", "OperationDetail"]
+
+# Stands for a tensor that no operation of the trace has made.
+OUTSIDE: Final = -1
+
+_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# The golden ratio spreads indices evenly, whatever the shape of a tensor is.
+_SPREAD: Final = 0.6180339887498949
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # Tensors have no single truth value to compare by.
+class OperationDetail:
+    """What there is to know of one operation beside its record.
+
+    Attributes:
+        sources: For each tensor that it was given, the index of the operation that wrote to its memory last, or `OUTSIDE`.
+        sample: The same few values of its first result whenever it runs, in fp32 or fp64; `None` where that is no new floating-point
+            tensor.
+        numbers: The floating-point numbers among its arguments.
+    """
+
+    sources: tuple[int, ...]
+    sample: Tensor | None
+    numbers: tuple[float, ...]
+
+
+@final
+class Details:
+    """Notes the details of operations, in the order in which they run.
+
+    All of it has to be called inside of `untraced()`, and while the memory of all results is held.
+
+    Args:
+        size: How many values of each result are kept, at most.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._writers: dict[int | None, int] = {}
+        self._places: dict[tuple[int, torch.device], Tensor] = {}
+        self.noted: list[OperationDetail] = []
+
+    def note(self, traits: Traits, inputs: Sequence[Tensor], outputs: Sequence[Tensor], arguments: Iterable[Any]) -> None:
+        """Takes in an operation that has run."""
+        sources = tuple([self._writers.get(key, OUTSIDE) for key in storage_keys(inputs)])
+        index = len(self.noted)
+        sample = None
+        if not traits.is_view:
+            for each in outputs:
+                self._writers[storage_key(each)] = index
+            if traits.is_read and outputs:
+                sample = self._sample(outputs[0])
+        numbers = tuple([each for each in arguments if type(each) is float])
+        self.noted.append(OperationDetail(sources=sources, sample=sample, numbers=numbers))
+
+    def _sample(self, tensor: Tensor) -> Tensor | None:
+        if tensor.dtype not in _FLOATS or tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta or tensor.is_nested:
+            return None
+        try:
+            values = tensor.reshape(-1) if tensor.numel() <= self._size else tensor.take(self._indices(tensor))
+            return values.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        except RuntimeError:  # One that has no memory although it is said to have some.
+            return None
+
+    def _indices(self, tensor: Tensor) -> Tensor:
+        key = (tensor.numel(), tensor.device)
+        if key not in self._places:
+            steps = torch.arange(self._size, dtype=torch.float64) * _SPREAD
+            self._places[key] = ((steps - steps.floor()) * tensor.numel()).long().to(tensor.device)
+        return self._places[key]

@@ -1,0 +1,58 @@
+"""What a diagnosis says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from halfstep.policy import Override
+from halfstep.records import OpRecord
+
+__all__ = ["amount", "island_text", "largest_of", "operation_name", "place_text"]
+
+LARGEST: Final = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+NAMES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+
+
+def operation_name(op: OpRecord) -> str:
+    """An operation and its module, such as `aten.mm.default in head`."""
+    return f"{op.op} in {place_text(op)}"
+
+
+def place_text(op: OpRecord) -> str:
+    """The module of an operation, and whether it is about its backward pass."""
+    module = op.site.module or "the model"
+    return f"the backward pass of {module}" if op.phase == "backward" else module
+
+
+def island_text(overrides: Sequence[Override]) -> str:
+    """What to do with overrides."""
+    modules = [each.pattern for each in overrides if each.kind == "module"]
+    operations = [each.pattern for each in overrides if each.kind == "op"]
+    parts = [f"{_listed(modules)}"] if modules else []
+    if operations:
+        parts.append(f"the operation{'s' if len(operations) > 1 else ''} {_listed(operations)}")
+    return f"Run {' and '.join(parts)} in fp32, by the policy override {'; '.join(map(str, overrides))}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def largest_of(op: OpRecord, full: OpRecord | None) -> float | None:
+    """How large the largest value of a result would be if it were not rounded; `None` where that is not known."""
+    exact = op.exact_absmax
+    if exact is not None and exact < inf:
+        return exact
+    return full.absmax if full is not None and full.absmax is not None and full.absmax < inf else None
+
+
+def amount(value: float) -> str:
+    """A number with four digits at most.
+
+    Example:
+        >>> amount(102400.0), amount(0.00001234)
+        ('1.024e+05', '1.234e-05')
+    """
+    return f"{value:.4g}"
