@@ -17,7 +17,7 @@ __all__ = ["OUTSIDE", "Details", "OperationDetail"]
 # Stands for a tensor that no operation of the trace has made.
 OUTSIDE: Final = -1
 
-_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NARROW: Final = (torch.float16, torch.bfloat16, torch.float32, torch.bool)
 
 # The golden ratio spreads indices evenly, whatever the shape of a tensor is.
 _SPREAD: Final = 0.6180339887498949
@@ -30,8 +30,8 @@ class OperationDetail:
 
     Attributes:
         sources: For each tensor that it was given, the index of the operation that wrote to its memory last, or `OUTSIDE`.
-        sample: The same few values of its first result whenever it runs, in fp32 or fp64; `None` where that is no new floating-point
-            tensor.
+        sample: The same few values of its first result whenever it runs, in fp32, or in fp64 where that loses digits; `None` where that
+            is no new tensor of real numbers.
         numbers: The floating-point numbers among its arguments.
     """
 
@@ -70,11 +70,11 @@ class Details:
         self.noted.append(OperationDetail(sources=sources, sample=sample, numbers=numbers))
 
     def _sample(self, tensor: Tensor) -> Tensor | None:
-        if tensor.dtype not in _FLOATS or tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta or tensor.is_nested:
+        if tensor.is_complex() or tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta or tensor.is_nested:
             return None
         try:
             values = tensor.reshape(-1) if tensor.numel() <= self._size else tensor.take(self._indices(tensor))
-            return values.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+            return values.to(torch.float32 if tensor.dtype in _NARROW else torch.float64, copy=True)
         except RuntimeError:  # One that has no memory although it is said to have some.
             return None
 

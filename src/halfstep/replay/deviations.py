@@ -60,7 +60,8 @@ class Deviations:
         """The operations whose results are lost, while what they were computed from is not, and that others compute with."""
         consumers = consumers_of(self._pair.low)
         for index, error in enumerate(self._pair.errors):
-            if error is None or error < _LOST or self._pair.low.ops[index].phase == "backward":
+            op = self._pair.low.ops[index]
+            if error is None or error < _LOST or op.phase == "backward" or not op.elements:  # Indices count no elements.
                 continue
             if error >= _JUMP * self._pair.input_error(index) and self._is_carried(index, consumers):
                 yield index

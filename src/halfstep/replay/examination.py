@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, isfinite, log2
-from typing import Final, final
+from typing import Final, Literal, final
 
 from halfstep.policy import Policy
 from halfstep.records import Experiment, NonFiniteTensor, OpRecord, Precision, Remedy
@@ -39,6 +39,9 @@ _CLOSE_LOOK: Final = 65536
 
 # A loss scale that was computed may be a little too high still.
 _HALVINGS: Final = 2
+
+# What loss scaling begins with where nothing else is said.
+_USUAL_SCALE: Final = 65536.0
 
 # No loss scale above this is proposed.
 _LARGEST_SCALE: Final = 2.0**40
@@ -131,7 +134,7 @@ class Examination:
             explanation=explain_forward(pair, index),
             origin=origin,
             first_nan=_first_nan(pair.low, index),
-            remedies=(*self._fp32_islands(origin, pair.full, scale=self._scale), *advice_for(pair, index)),
+            remedies=(*self._fp32_islands(pair, index, scale=self._scale), *advice_for(pair, index)),
         )
 
     def _examine_backward(self, low: Run, full: Run | None) -> Finding:
@@ -158,13 +161,13 @@ class Examination:
             explanation=explain_backward(pair, index, floor=self._floor),
             origin=origin,
             first_nan=_first_nan(at_floor, index),
-            remedies=(*self._fp32_islands(origin, full, scale=self._floor), *advice_for(pair, index)),
+            remedies=(*self._fp32_islands(pair, index, scale=self._floor), *advice_for(pair, index)),
         )
 
-    def _fp32_islands(self, origin: OpRecord, full: Run, *, scale: float) -> tuple[Remedy, ...]:
+    def _fp32_islands(self, pair: Pair, index: int, *, scale: float) -> tuple[Remedy, ...]:
         self._progress("remedies")
-        trials = self._trials(full)
-        found = trials.islands(origin, scale=scale)
+        trials = self._trials(pair.full)
+        found = trials.islands(pair.low, index, scale=scale)
         if any(each.verified for each in found) or "fp16" not in self._policy.precisions:
             return found
         other: Precision = "bf16"
@@ -191,7 +194,7 @@ class Examination:
             loss=low.loss,
             explanation=explain_scale(low, origin, scale=self._scale, passing=run.scale),
             origin=origin,
-            remedies=(self._trials(low).proven_scale(text, run),),
+            remedies=(self._trials(low).proven(text, run),),
             passing_scale=run.scale,
         )
 
@@ -203,14 +206,21 @@ class Examination:
         if entry is not None and given:
             self._progress("a replay with zeros in the batch")
             with zeroed(self._replay.code.batch):
-                cleaned = self._replay.widened(self._policy)
-            question = "Is it clean with zeros in place of what is not finite in the batch?"
-            self._note(cleaned, question, _yes(holds=cleaned.is_finite), precision="fp32")
-            foreign = [] if cleaned.is_finite else foreign
+                cleaned = self._replay.run(self._policy, scale=self._floor)
+                question = "Is it clean with zeros in place of what is not finite in the batch?"
+                self._note(cleaned, question, _yes(holds=cleaned.is_finite))
+                if cleaned.is_finite:
+                    text = "Leave such samples out of the batch, or clean them where they are loaded."
+                    remedy = self._trials(full).proven(text, cleaned)
+                    return self._given(low, "data", explain_data(given, full.ops[entry]), given, remedy=remedy)
         if entry is not None and foreign:
-            return self._given(low, "parameters", explain_parameters(foreign), foreign)
+            text = "Go back to a checkpoint whose parameters and buffers are finite."
+            remedy = Remedy(text=text, override=None, verified=False)
+            return self._given(low, "parameters", explain_parameters(foreign), foreign, remedy=remedy)
         if entry is not None and (given or not self._tensors):
-            return self._given(low, "data", explain_data(given, full.ops[entry]), given)
+            text = "Look at what is given to that operation, where it is loaded or made."
+            remedy = Remedy(text=text, override=None, verified=False)
+            return self._given(low, "data", explain_data(given, full.ops[entry]), given, remedy=remedy)
         index = own_faults(full)
         origin = None if index is None else full.ops[index]
         pair = Pair(low=full, full=full)
@@ -223,18 +233,10 @@ class Examination:
             remedies=() if index is None else advice_for(pair, index),
         )
 
-    def _given(self, low: Run, cause: str, explanation: str, tensors: Sequence[NonFiniteTensor]) -> Finding:
-        text = {
-            "data": "Leave such samples out of the batch, or clean them where they are loaded.",
-            "parameters": "Go back to a checkpoint whose parameters and buffers are finite.",
-        }[cause]
-        return Finding(
-            cause="data" if cause == "data" else "parameters",
-            loss=low.loss,
-            explanation=explanation,
-            tensors=tuple(tensors),
-            remedies=(Remedy(text=text, override=None, verified=False),),
-        )
+    def _given(
+        self, low: Run, cause: Literal["data", "parameters"], explanation: str, tensors: Sequence[NonFiniteTensor], *, remedy: Remedy
+    ) -> Finding:
+        return Finding(cause=cause, loss=low.loss, explanation=explanation, tensors=tuple(tensors), remedies=(remedy,))
 
     def _examine_finite(self, low: Run) -> Finding:
         """Looks for what goes wrong although everything is finite."""
@@ -250,7 +252,7 @@ class Examination:
         return (
             (self._lost_accuracy(pair) if full.is_finite else None)
             or self._vanished(pair)
-            or self._stuck(low)
+            or self._stuck(pair)
             or Finding(cause="healthy", loss=low.loss, explanation="")
         )
 
@@ -271,7 +273,7 @@ class Examination:
         for _, index in zip(range(_MOST_JUMPS), deviations.jumps(), strict=False):
             origin = pair.low.ops[index]
             self._progress("remedies")
-            found = trials.keeps(origin, index, before=pair)
+            found = trials.keeps(index, before=pair)
             if found or deviations.loss_error > _LOST_LOSS or deviations.gradient_error > _LOST_GRADIENT:
                 return Finding(
                     cause="precision",
@@ -300,30 +302,35 @@ class Examination:
     def _higher_scale(self, pair: Pair) -> tuple[float | None, tuple[Remedy, ...]]:
         """The loss scale that keeps gradients from vanishing, as high as the range allows."""
         self._progress("a higher loss scale")
-        scale = _largest_scale(pair.low)
+        largest = _largest_kept_scale(pair)
         trials = self._trials(pair.full)
-        if scale > self._scale:
+        for scale in dict.fromkeys((min(_USUAL_SCALE, largest), largest)):
+            if scale <= self._scale:
+                continue
             run = self._replay.repeated(self._policy, scale=scale)
             is_kept = run.is_finite and not vanished_gradients(run, pair.full)
             self._note(run, f"Are gradients kept at a loss scale of {scale:g}?", _yes(holds=is_kept), is_clean=is_kept)
             if is_kept:
                 text = f"Scale the loss, by LossScaler(init_scale={scale:g}) or more: gradients are kept then."
-                return scale, (trials.proven_scale(text, run),)
+                return scale, (trials.proven(text, run),)
         if "fp16" not in self._policy.precisions:
             return None, ()
         return None, trials.precision("bf16", text="Train in bf16, whose smallest number is that of fp32.")
 
-    def _stuck(self, low: Run) -> Finding | None:
-        stuck = [each for each in stuck_tensors(self._replay, low, optimizers=self._course.optimizers) if each.share > _STUCK]
+    def _stuck(self, pair: Pair) -> Finding | None:
+        found = stuck_tensors(self._replay, pair.low, pair.full, optimizers=self._course.optimizers)
+        stuck = [each for each in found if each.share > _STUCK]
         if not stuck:
             return None
-        text = "Keep parameters in fp32 (model.float()), and lower the operations instead: MixedPrecision(model, optimizer, 'bf16')."
+        text = (
+            "Keep parameters and statistics in fp32 (model.float()), and lower operations alone: MixedPrecision(model, optimizer, 'bf16')."
+        )
         return Finding(
             cause="update",
-            loss=low.loss,
+            loss=pair.low.loss,
             explanation=explain_update(stuck),
             stuck=tuple(stuck),
-            remedies=(Remedy(text=text, override=None, verified=False),),
+            remedies=(self._trials(pair.full).stored_wide(text),),
         )
 
     def _trials(self, full: Run) -> Trials:
@@ -376,6 +383,16 @@ def _largest_scale(run: Run) -> float:
         if op.phase == "backward" and op.output_dtypes and op.output_dtypes[0] in LARGEST and op.absmax
     ]
     return min(run.scale * 2.0 ** floor(log2(min(factors))), _LARGEST_SCALE) if factors else run.scale
+
+
+def _largest_kept_scale(pair: Pair) -> float:
+    """The same from the run in fp32, for one in which gradients vanish."""
+    factors = []
+    for index, op in enumerate(pair.low.ops):
+        other = pair.counterpart(index)
+        if op.phase == "backward" and op.output_dtypes and op.output_dtypes[0] in LARGEST and other is not None and other.absmax:
+            factors.append(LARGEST[op.output_dtypes[0]] / other.absmax)
+    return min(2.0 ** floor(log2(min(factors))), _LARGEST_SCALE) if factors else pair.low.scale
 
 
 def _skips(scale: float, passing: float) -> str:

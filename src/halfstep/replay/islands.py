@@ -9,6 +9,7 @@ from typing import Final, final
 from torch import nn
 
 from halfstep.errors import ConfigurationError
+from halfstep.numerics import kind_of_pass
 from halfstep.policy import Override, Policy, module_paths
 from halfstep.records import OpRecord
 
@@ -28,6 +29,10 @@ _CALLED: Final = {
 }
 
 
+# What makes values out of nothing has no precision to keep.
+_VALUELESS: Final = frozenset({"makes", "draws", "converts"})
+
+
 @final
 class Islands:
     """The overrides that put an operation and what broke after it into fp32, the smallest first.
@@ -37,10 +42,14 @@ class Islands:
         policy: What it runs in. Overrides of operations are no part of a pure policy.
 
     Example:
-        >>> from halfstep.records import Site
+        >>> import torch
+        >>> from halfstep.numerics import trace
         >>> model = nn.Sequential(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
+        >>> with trace(model) as seen:
+        ...     result = model(torch.ones(1, 1))
+        >>> linear, relu = [op for op in seen.ops if op.site.module.startswith("0.") and op.absmax is not None]
         >>> islands = Islands(model, policy=Policy.parse("fp16"))
-        >>> Islands.text(islands.cover("aten.addmm.default", "0.0")), Islands.text(islands.cover("aten._to_copy.default", "0.1"))
+        >>> Islands.text(islands.cover([linear])), Islands.text(islands.cover([relu]))
         ('0.0=fp32', '0=fp32')
     """
 
@@ -56,25 +65,28 @@ class Islands:
         """Overrides as the text of a policy has them."""
         return "; ".join(map(str, overrides))
 
-    def cover_op(self, op: OpRecord) -> tuple[Override, ...]:
-        """Overrides that cover an operation as well as what they covered before; none where there are no others to try."""
-        return self.cover(op.op, op.site.module)
-
-    def cover(self, op: str, module: str) -> tuple[Override, ...]:
-        """The same for the name of an operation and the path of its module."""
-        if not module or module not in self._paths:
-            self._add_operation(op)
-        elif any(_is_within(module, each) for each in self._modules):
-            self._enlarge(op, module)
+    def cover(self, ops: Sequence[OpRecord]) -> tuple[Override, ...]:
+        """Overrides that cover some operations as well as what they covered before; none where that comes to what was given already."""
+        if len(ops) == 1:
+            self._cover(ops[0].op, ops[0].site.module, enlarges=True)
         else:
-            ancestor = _common([*self._modules, module])
-            self._modules = [ancestor] if ancestor in self._paths and ancestor else [*self._modules, module]
+            for op in ops:
+                self._cover(op.op, op.site.module, enlarges=False)
         overrides = self._overrides()
         text = self.text(overrides)
         if text in self._given:
             return ()
         self._given.add(text)
         return overrides
+
+    def _cover(self, op: str, module: str, *, enlarges: bool) -> None:
+        if not module or module not in self._paths:
+            self._add_operation(op)
+        elif not any(_is_within(module, each) for each in self._modules):
+            ancestor = _common([*self._modules, module])
+            self._modules = [ancestor] if ancestor in self._paths and ancestor else [*self._modules, module]
+        elif enlarges:
+            self._enlarge(op, module)
 
     def _enlarge(self, op: str, module: str) -> None:
         """What is in an island already broke in it: the island has to be larger, since what comes in was rounded before."""
@@ -88,8 +100,8 @@ class Islands:
             self._add_operation(op)
 
     def _add_operation(self, op: str) -> None:
-        name = op.split(".")[1].removesuffix("_") if op.count(".") > 1 else op
-        if self._has_operations and name not in self._operations:
+        name = _forward_name(op)
+        if self._has_operations and name not in self._operations and kind_of_pass(name) not in _VALUELESS:
             self._operations.append(name)
 
     def _overrides(self) -> tuple[Override, ...]:
@@ -101,6 +113,17 @@ class Islands:
                 except ConfigurationError:
                     continue  # An operation of the backward pass, or one that autocast has no way to meet.
         return tuple(found)
+
+
+def _forward_name(op: str) -> str:
+    """The name of an operation without namespace and overload; for one of a backward pass, that of what it is the backward pass of.
+
+    Example:
+        >>> _forward_name("aten.mul_.Tensor"), _forward_name("aten._softmax_backward_data.default")
+        ('mul', '_softmax')
+    """
+    name = op.split(".")[1] if op.count(".") > 1 else op
+    return name.partition("_backward")[0].removesuffix("_") or name
 
 
 def _is_within(module: str, outer: str) -> bool:

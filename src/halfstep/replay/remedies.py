@@ -6,20 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from halfstep.numerics import OUTSIDE
 from halfstep.policy import Override, Policy
 from halfstep.records import Experiment, OpRecord, Precision, Remedy
 from halfstep.replay.alignment import Pair
 from halfstep.replay.deviations import Deviations
-from halfstep.replay.faults import Faults
+from halfstep.replay.faults import Faults, consumers_of
 from halfstep.replay.islands import Islands
 from halfstep.replay.runs import Replay, Run
+from halfstep.replay.state import TrainingState
+from halfstep.replay.updates import widen_optimizers
 from halfstep.replay.verification import Course
 from halfstep.replay.wording import island_text, operation_name
 
 __all__ = ["Trial", "Trials"]
 
-# So many islands are tried before another precision is.
-_MOST_ISLANDS: Final = 4
+# So often a step is replayed in all for remedies to be found: in the forward pass, and elsewhere. The last replay is for another precision.
+_MOST_REPLAYS: Final = {"forward": 6, "backward": 8}
+_MOST_PRECISE: Final = 8
+
+# So far back goes what is covered with an operation.
+_DEEPEST: Final = 6
+
+_CAST: Final = "aten._to_copy.default"
 
 # Where the forward pass is mended, a loss scale that is still too high for the backward pass is lowered by this much at once.
 _LOWERING: Final = 2.0**-8
@@ -36,11 +45,16 @@ class Trial:
 
     Attributes:
         run: The replay.
-        fault: The operation that still breaks; `None` where the remedy holds.
+        index: The index of the operation that still breaks; `None` where the remedy holds.
     """
 
     run: Run
-    fault: OpRecord | None
+    index: int | None
+
+    @property
+    def fault(self) -> OpRecord | None:
+        """The operation that still breaks."""
+        return None if self.index is None else self.run.ops[self.index]
 
 
 @final
@@ -66,35 +80,37 @@ class Trials:
         self._floor = floor
         self._note = note
 
-    def islands(self, origin: OpRecord, *, scale: float) -> tuple[Remedy, ...]:
-        """The smallest island in fp32 with which nothing breaks, from what broke outwards; none where no island helps."""
-        islands = Islands(self._replay.code.model, policy=self._policy)
-        overrides = islands.cover_op(origin)
-        for _ in range(_MOST_ISLANDS):
-            if not overrides:
-                return ()
+    def islands(self, run: Run, index: int, *, scale: float) -> tuple[Remedy, ...]:
+        """The smallest island in fp32 with which nothing breaks, from what broke outwards; none where no island helps.
+
+        Args:
+            run: The run in which an operation broke.
+            index: Its index.
+            scale: The loss scale to try with.
+        """
+        growth = _Growth(Islands(self._replay.code.model, policy=self._policy))
+        overrides = growth.around(run, index)
+        most = _MOST_REPLAYS[run.ops[index].phase] - 1
+        while overrides and self._replay.count < most:
             trial = self._try(_with(self._policy, overrides), scale=scale)
             text = Islands.text(overrides)
             self._note(_told(trial, f"Does {text} mend it?"))
-            if trial.fault is None:
-                return (self._proven(island_text(overrides), text, trial.run),)
-            overrides = islands.cover_op(trial.fault)
+            if trial.index is None:
+                return (self.proven(island_text(overrides), trial.run, override=text),)
+            overrides = growth.around(trial.run, trial.index)
         return ()
 
-    def keeps(self, origin: OpRecord, index: int, *, before: Pair) -> tuple[Remedy, ...]:
+    def keeps(self, index: int, *, before: Pair) -> tuple[Remedy, ...]:
         """The smallest island in fp32 that keeps the accuracy of an operation, and with it that of the loss and the gradients.
 
         Args:
-            origin: The operation.
-            index: Its index.
+            index: The index of the operation.
             before: The step without an island, and in fp32.
         """
-        islands = Islands(self._replay.code.model, policy=self._policy)
-        overrides = islands.cover_op(origin)
+        growth = _Growth(Islands(self._replay.code.model, policy=self._policy))
+        overrides = growth.around(before.low, index)
         place, error, harm = before.counterparts[index], before.errors[index] or 0.0, Deviations(before).harm
-        for _ in range(_MOST_ISLANDS):
-            if not overrides:
-                return ()
+        while overrides and self._replay.count < _MOST_PRECISE:
             run = self._replay.repeated(_with(self._policy, overrides), scale=before.low.scale)
             pair = Pair(low=run, full=self._full)
             now = next((pair.errors[at] or 0.0 for at, other in enumerate(pair.counterparts) if other == place), 0.0)
@@ -104,8 +120,8 @@ class Trials:
             answer = f"Its error there is {now:.2g} in place of {error:.2g}."
             self._note(_experiment(run, f"Does {text} keep its accuracy?", answer, is_clean=is_kept, origin=None))
             if is_kept:
-                return (self._proven(island_text(overrides), text, run),)
-            overrides = islands.cover_op(origin)
+                return (self.proven(island_text(overrides), run, override=text),)
+            overrides = growth.around(before.low, index)
         return ()
 
     def precision(self, precision: Precision, *, text: str) -> tuple[Remedy, ...]:
@@ -113,13 +129,23 @@ class Trials:
         policy = replace(self._policy, default=precision) if not self._policy.pure else Policy.parse(f"pure {precision}")
         trial = self._try(policy, scale=1.0)
         self._note(_told(trial, f"Does {precision} mend it?"))
-        return (self._proven(text, None, trial.run),) if trial.fault is None else ()
+        return (self.proven(text, trial.run),) if trial.index is None else ()
 
-    def proven_scale(self, text: str, run: Run) -> Remedy:
-        """A loss scale with which a replay was clean."""
-        return self._proven(text, None, run)
+    def stored_wide(self, text: str) -> Remedy:
+        """Parameters and buffers in fp32 that were stored in half precision, with the same operations lowered."""
+        state = TrainingState([*self._replay.parameters.values()], optimizers=self._course.optimizers)
+        try:
+            with self._replay.stored_wide():
+                widen_optimizers(self._course.optimizers)
+                run = self._replay.run(self._policy, scale=1.0)
+                answer = "Yes." if run.is_finite else "No."
+                self._note(_experiment(run, "Is it clean with parameters in fp32?", answer, is_clean=run.is_finite, origin=None))
+                return self.proven(text, run) if run.is_finite else Remedy(text=text, override=None, verified=False)
+        finally:
+            state.put_back()
 
-    def _proven(self, text: str, override: str | None, run: Run) -> Remedy:
+    def proven(self, text: str, run: Run, *, override: str | None = None) -> Remedy:
+        """What a replay was clean with, put to the proof of further steps."""
         is_clean = self._course.is_clean(self._replay, run)
         count = len(self._course.following)
         answer = "Yes." if is_clean else "No."
@@ -139,7 +165,44 @@ class Trials:
         if index is None and not run.is_finite:
             index = faults.first("backward")
             index = next((place for place, op in enumerate(run.ops) if op.nonfinite), len(run.ops) - 1) if index is None else index
-        return Trial(run=run, fault=None if index is None else run.ops[index])
+        return Trial(run=run, index=index)
+
+
+@final
+class _Growth:
+    """Islands that grow from an operation outwards: over the module around, and over what its arguments come from.
+
+    Args:
+        islands: What turns operations into overrides.
+    """
+
+    def __init__(self, islands: Islands) -> None:
+        self._islands = islands
+        self._depth = 0
+
+    def around(self, run: Run, index: int) -> tuple[Override, ...]:
+        """Overrides that cover an operation of a run, and more than those before; none where there are no others to try."""
+        overrides = self._islands.cover([run.ops[each] for each in _callers(run, index)])
+        while not overrides and self._depth < _DEEPEST:
+            self._depth += 1
+            overrides = self._islands.cover([run.ops[each] for each in _ancestors(run, index, depth=self._depth)])
+        return overrides
+
+
+def _callers(run: Run, index: int) -> Sequence[int]:
+    """An operation; for a cast, the operations that it was made for."""
+    if run.ops[index].op != _CAST or run.ops[index].phase == "backward":
+        return [index]
+    return [index, *consumers_of(run)[index]]
+
+
+def _ancestors(run: Run, index: int, *, depth: int) -> Sequence[int]:
+    """The operations that an operation goes back to in so many steps."""
+    found, newest = {index}, {index}
+    for _ in range(depth):
+        newest = {source for each in newest for source in run.details[each].sources if source != OUTSIDE} - found
+        found |= newest
+    return sorted(found)
 
 
 def _with(policy: Policy, overrides: Sequence[Override]) -> Policy:

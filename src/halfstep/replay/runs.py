@@ -52,6 +52,7 @@ class Run:
         scale: The loss scale.
         loss: The loss, unscaled.
         gradients: The gradients as the backward pass left them, multiplied by the scale, by the name of the parameter.
+        buffers: What the buffers that are stored in half precision hold after it, in fp32.
         ops: The operations; empty where no trace was made.
         details: Their details, where they were asked for.
     """
@@ -60,6 +61,7 @@ class Run:
     scale: float
     loss: float
     gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
     ops: tuple[OpRecord, ...]
     details: tuple[OperationDetail, ...]
 
@@ -81,6 +83,7 @@ class Replay:
 
     Attributes:
         parameters: What may get gradients, by name.
+        half_buffers: The buffers that are stored in half precision, by name.
         count: How often the step ran.
         samples: How many values of each result are kept for comparison.
 
@@ -101,6 +104,7 @@ class Replay:
         known = {id(each) for each in named.values()}
         foreign = {f"optimizer[{place}]": each for place, each in enumerate(others) if id(each) not in known}
         self.parameters: Mapping[str, Tensor] = {**named, **foreign}
+        self.half_buffers = {name: each for name, each in code.model.named_buffers() if each.dtype in HALVES}
         self.count = 0
         self.samples = _SAMPLES
         self._random = random
@@ -129,9 +133,22 @@ class Replay:
 
     def widened(self, policy: Policy) -> Run:
         """The same without half precision: the operations of the last traced run in fp32, with its random numbers and a scale of 1."""
-        return self._run(
-            policy, scale=1.0, within=_both(self._draws.given(), Widening()), seen=trace(self.code.model, samples=self.samples)
-        )
+        within = _both(self._draws.given(), Widening())
+        with self.stored_wide():
+            return self._run(policy, scale=1.0, within=within, seen=trace(self.code.model, samples=self.samples))
+
+    @contextmanager
+    def stored_wide(self) -> Iterator[None]:
+        """A block in which what is stored in half precision is stored in fp32: gradients have the dtype of what they are of."""
+        kept = [(each, each.data) for each in (*self.parameters.values(), *self.half_buffers.values()) if each.dtype in HALVES]
+        try:
+            for tensor, data in kept:
+                tensor.data = data.float()
+            yield
+        finally:
+            for tensor, data in kept:
+                tensor.grad = None
+                tensor.data = data
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -148,7 +165,7 @@ class Replay:
         for parameter in self.parameters.values():
             parameter.grad = None
         loss = self._compute(code, policy, scale=scale, within=nullcontext())
-        return Run(policy=policy, scale=scale, loss=loss, gradients=self._gradients(), ops=(), details=())
+        return Run(policy=policy, scale=scale, loss=loss, gradients=self._gradients(), buffers={}, ops=(), details=())
 
     def _run(self, policy: Policy, *, scale: float, within: AbstractContextManager[Any], seen: Trace | None) -> Run:
         assert self._state is not None, "open it with `with` first"
@@ -157,6 +174,7 @@ class Replay:
         try:
             loss = self._compute(self.code, policy, scale=scale, within=_both(within, seen or nullcontext()))
             gradients = self._gradients()
+            buffers = {name: each.detach().float().clone() for name, each in self.half_buffers.items()}
         finally:
             self._state.start_over()
         return Run(
@@ -164,6 +182,7 @@ class Replay:
             scale=scale,
             loss=loss,
             gradients=gradients,
+            buffers=buffers,
             ops=() if seen is None else seen.ops,
             details=() if seen is None else seen.details,
         )
@@ -223,17 +242,3 @@ def _applied(policy: Policy, model: nn.Module) -> Iterator[tuple[Region, Callabl
         return
     with attach_policy(policy, model, everywhere=False) as handle:
         yield handle.region, cast("Any", handle.recomputation)
-
-
-@contextmanager
-def _stored_wide(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """A block in which parameters that are stored in half precision are in fp32: gradients have the dtype of what they are of."""
-    kept = [(each, each.data) for each in parameters if each.dtype in HALVES]
-    try:
-        for parameter, data in kept:
-            parameter.data = data.float()
-        yield
-    finally:
-        for parameter, data in kept:
-            parameter.grad = None
-            parameter.data = data

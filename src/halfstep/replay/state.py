@@ -46,14 +46,17 @@ class StepState:
         self.start_over()
 
     def start_over(self) -> None:
-        """Puts random numbers and buffers to where the step began; nothing has gradients."""
+        """Puts random numbers and buffers to where the step began; nothing has gradients.
+
+        A buffer that is stored in another dtype for now stays in that.
+        """
         self._random.restore()
         with torch.no_grad():
             for module, name, buffer, value in self._buffers:
                 if own_buffers(module).get(name) is not buffer:
                     setattr(module, name, buffer)
                 if buffer is not None and value is not None:
-                    _write(buffer, value)
+                    _write(buffer, value.to(buffer.dtype) if value.dtype.is_floating_point else value)
         for parameter, _ in self._gradients:
             parameter.grad = None
 
