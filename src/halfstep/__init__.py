@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfstep.comparison import compare
-    from halfstep.diagnosis import diagnose
+    from halfstep.diagnosis import diagnose, diagnose_skips
     from halfstep.engine import MixedPrecision
     from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
     from halfstep.numerics import rehearse, trace
@@ -41,6 +41,7 @@ __all__ = [
     "__version__",
     "compare",
     "diagnose",
+    "diagnose_skips",
     "load_task",
     "rehearse",
     "trace",
@@ -63,6 +64,7 @@ _HOMES = {
     "UnscaledBackwardError": "halfstep.errors",
     "compare": "halfstep.comparison",
     "diagnose": "halfstep.diagnosis",
+    "diagnose_skips": "halfstep.diagnosis",
     "load_task": "halfstep.task",
     "rehearse": "halfstep.numerics",
     "trace": "halfstep.numerics",

@@ -21,6 +21,7 @@ __all__ = [
     "finish_sharded_backward",
     "foreach_multiply_",
     "foreach_norms",
+    "found_infs",
     "has_found_infs",
     "is_joining",
     "own_buffers",
@@ -208,6 +209,14 @@ def has_found_infs(scaler: torch.amp.GradScaler) -> bool:
     Private: `GradScaler._per_optimizer_states`, as above.
     """
     return any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())
+
+
+def found_infs(scaler: torch.amp.GradScaler) -> list[torch.Tensor]:
+    """What one of torch's own scalers has found in the gradients since its last `update`, on their devices: 1 where one is not finite.
+
+    Private: `GradScaler._per_optimizer_states`, as above.
+    """
+    return [found for state in scaler._per_optimizer_states.values() for found in state["found_inf_per_device"].values()]
 
 
 def cpu_features() -> frozenset[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.coverage import NamedPolicy
-from halfstep.diagnosis.session import FURTHER, Outcome, TaskSession, examine_code
+from halfstep.diagnosis.session import TaskSession
 from halfstep.diagnosis.trainers import trainer_for
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.hardware import parse_device
@@ -18,7 +18,7 @@ from halfstep.numerics import check_target, rehearse
 from halfstep.policy import Policy
 from halfstep.precision import rehearsed_dtype
 from halfstep.records import Diagnosis
-from halfstep.replay import Circumstances, Course, StepCode, diagnosis_of
+from halfstep.replay import FURTHER, Circumstances, Course, Outcome, StepCode, diagnosis_of, examine_step
 from halfstep.scaler import LossScaler
 from halfstep.task import TaskFactory, blamed, fresh_task, load_task, task_name
 
@@ -157,7 +157,7 @@ def _diagnose_function(
     with _rehearsal(policy, target), blamed("The function failed"):
         while True:
             circumstances = Circumstances(policy=policy, scale=first, floor=min(first, 1.0), has_failed=None, course=course)
-            outcome = examine_code(code, device=device, circumstances=circumstances, progress=progress)
+            outcome = examine_step(code, device=device, circumstances=circumstances, progress=progress)
             passing = outcome.finding.passing_scale
             if found is None or outcome.finding.is_fault:
                 found = outcome

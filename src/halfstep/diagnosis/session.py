@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Final, final
 
 import torch
@@ -13,46 +12,13 @@ from halfstep.batch import move_batch
 from halfstep.diagnosis.trainers import AbstractTrainer
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
-from halfstep.records import Experiment
-from halfstep.replay import Circumstances, Course, Examination, Finding, Replay, StepCode
+from halfstep.replay import FURTHER, Circumstances, Course, Outcome, StepCode, examine_step
 from halfstep.task import BatchStream, Task, blamed
 
-__all__ = ["Outcome", "TaskSession", "examine_code"]
-
-# So many steps after the one that failed have to be clean with a remedy.
-FURTHER: Final = 3
+__all__ = ["TaskSession"]
 
 # So often a loss scale that is too high is lowered, and training goes on; after that it is the finding.
 _LOWERINGS: Final = 8
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What an examination came to, and about which step. The attributes are those of `Diagnosis`."""
-
-    finding: Finding
-    step: int
-    scale: float
-    evidence: Sequence[Experiment]
-    replays: int
-
-
-def examine_code(
-    code: StepCode,
-    *,
-    device: torch.device,
-    circumstances: Circumstances,
-    step: int = 1,
-    random: RandomState | None = None,
-    progress: Callable[[str], None],
-) -> Outcome:
-    """Examines one step; everything is put back afterwards."""
-    others = [each for optimizer in circumstances.course.optimizers for group in optimizer.param_groups for each in group["params"]]
-    with Replay(code, device=device, random=random, others=others) as replay:
-        examination = Examination(replay, circumstances, progress=progress)
-        finding = examination.examine()
-        return Outcome(finding=finding, step=step, scale=circumstances.scale, evidence=tuple(examination.evidence), replays=replay.count)
 
 
 @final
@@ -140,7 +106,7 @@ class TaskSession:
             since=self._since,
         )
         with blamed(f"Step {self.steps} failed when it was replayed"), self._trainer.paused():
-            return examine_code(
+            return examine_step(
                 self._code(batch),
                 device=self._device,
                 circumstances=circumstances,

@@ -18,6 +18,7 @@ from halfstep.engine.closures import ClosureKind, NonFiniteGradientError, step_w
 from halfstep.engine.gradient_step import GradientStep, Outcome
 from halfstep.engine.gradients import Gradients
 from halfstep.engine.guard import StepGuard
+from halfstep.engine.inquiry import SkipInquiry
 from halfstep.engine.recording import Recorder, current_lr
 from halfstep.engine.setup import Scheduler, check_loss
 from halfstep.errors import ConfigurationError, StepOrderError, UnscaledBackwardError
@@ -45,6 +46,9 @@ class StepDriver:
         schedulers: They move with each step that is taken.
         callbacks: They are called after each step that is taken.
         recomputation: Makes a region for a backward pass, in which a part of the forward pass may run again.
+
+    Attributes:
+        inquiry: Finds out why steps are skipped; `None` where nobody asked.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class StepDriver:
         self._schedulers = tuple(schedulers)
         self._callbacks = tuple(callbacks)
         self._recomputation = recomputation
+        self.inquiry: SkipInquiry | None = None
         self._turn = end.turn()
         self._guard = StepGuard(optimizers, owner=self)
         self.steps = 0
@@ -106,6 +111,8 @@ class StepDriver:
             if self._buffers is not None:
                 self._buffers.remember()
                 self._buffers_remembered = True
+            if self.inquiry is not None:
+                self.inquiry.start()
 
     def restart(self) -> None:
         """A whole step is about to begin, whatever began before it."""
@@ -203,6 +210,39 @@ class StepDriver:
             self.abandon()
             raise
 
+    def check_backward(self, *, computes_again: bool, retries: int) -> None:
+        """Accepts a call of `backward`.
+
+        Args:
+            computes_again: Whether gradients are computed several times in one step.
+            retries: How often a skipped step is tried again.
+
+        Raises:
+            StepOrderError: They are, or all micro-batches were seen, or gradients are unscaled.
+        """
+        if computes_again:
+            why = f"retries={retries}" if retries else "an optimizer that takes a closure,"
+            raise StepOrderError(f"With {why} the engine computes gradients several times in one step: use train_step(fn, *batch).")
+        if self.micro_batches == self._accumulate:
+            raise StepOrderError(
+                f"backward() was called {self._accumulate + 1} times without step(), but accumulate={self._accumulate}. "
+                "Call step() after each backward(); it returns None until the last micro-batch of a step."
+            )
+        if self.unscaled:
+            raise StepOrderError("backward() was called after unscale_gradients(), when gradients are no longer scaled. Call step() first.")
+
+    def check_complete(self, call: str) -> None:
+        """Accepts a call that belongs after the last micro-batch of a step.
+
+        Raises:
+            StepOrderError: Others are to come.
+        """
+        if not self.is_complete:
+            raise StepOrderError(
+                f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches; the "
+                "others would add scaled gradients. Call it after the last backward() of a step."
+            )
+
     def check_idle(self, call: str) -> None:
         """Accepts a call that belongs between two steps.
 
@@ -262,6 +302,23 @@ class StepDriver:
             raise
         return self._conclude(outcome, loss=loss if share == 1 else loss * share, lr=lr, started=started)
 
+    def attempt(self, compute: Callable[[], None], *, kind: ClosureKind) -> StepRecord:
+        """A whole step.
+
+        Args:
+            compute: Computes all micro-batches of the step, by `add`.
+            kind: Which gradients the optimizer asks for by itself.
+        """
+        try:
+            self.restart()
+            if kind != "none":
+                return self.finish_with_closure(compute, kind=kind)
+            compute()
+            return self.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
     def finish_with_closure(self, compute: Callable[[], None], *, kind: ClosureKind) -> StepRecord:
         """A whole step of an optimizer that computes gradients several times.
 
@@ -297,6 +354,8 @@ class StepDriver:
 
     def _conclude(self, outcome: Outcome, *, loss: Tensor, lr: float | Tensor, started: float) -> StepRecord:
         self.steps += 1
+        if self.inquiry is not None:
+            self.inquiry.see(outcome)
         self._settle_buffers(outcome)
         self._gradients.clear()
         self._forget()
@@ -328,6 +387,8 @@ class StepDriver:
 
     def abandon(self) -> None:
         """Undoes what the step in progress did so far."""
+        if self.inquiry is not None:
+            self.inquiry.give_up()
         self._gradients.clear()
         if self._sync is not None:
             self._sync.forget()

@@ -17,6 +17,7 @@ from halfstep.engine.closures import closure_kind
 from halfstep.engine.driver import StepDriver
 from halfstep.engine.gradient_step import GradientStep
 from halfstep.engine.gradients import Gradients
+from halfstep.engine.inquiry import SkipInquiry
 from halfstep.engine.policies import attach, scaled_precision, settle_policy
 from halfstep.engine.recording import Recorder
 from halfstep.engine.region import StepRegion
@@ -34,10 +35,10 @@ from halfstep.engine.setup import (
     settle_scaler,
 )
 from halfstep.engine.state import engine_state, engine_stats, load_engine_state
-from halfstep.errors import InvalidTypeError, StepOrderError
+from halfstep.errors import InvalidTypeError
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
-from halfstep.records import ScalerStats, StepRecord
+from halfstep.records import Diagnosis, ScalerStats, StepRecord
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -87,6 +88,8 @@ class MixedPrecision:
         restore_buffers: Whether a skipped step puts buffers back, such as the statistics of batch normalization, which its forward pass
             has written to. It costs a copy of the buffers in memory, and the time to make it in each step.
         max_consecutive_skips: Skips in a row at which `step` raises, unless the scaler is one that was given; `None` for never.
+        diagnose_after: Skips in a row at which the engine finds out why, says so in a warning, and goes on as if it had not: `train_step`
+            replays the step, other loops and several ranks trace the next one. `None` for never.
         closure: Whether the optimizer's `step` takes a function that computes gradients again, as SAM's does. LBFGS is recognised.
         process_group: The ranks that train together, where the model does not show them; for pipelines and the like.
 
@@ -127,6 +130,7 @@ class MixedPrecision:
         skip_nonfinite: bool = True,
         restore_buffers: bool = True,
         max_consecutive_skips: int | None = 100,
+        diagnose_after: int | None = None,
         closure: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
@@ -137,10 +141,9 @@ class MixedPrecision:
         check_parameters(model, optimizers)
         check_clipping(max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
         check_switches(skip_nonfinite=skip_nonfinite, restore_buffers=restore_buffers, closure=closure)
-        check_counts(accumulate=accumulate, retries=retries, max_consecutive_skips=max_consecutive_skips)
+        check_counts(accumulate=accumulate, retries=retries, max_consecutive_skips=max_consecutive_skips, diagnose_after=diagnose_after)
         self.model = model
-        self.optimizers = optimizers
-        self.optimizer = optimizers[0]
+        self.optimizers, self.optimizer = optimizers, optimizers[0]
         self.scheduler = scheduler
         self.max_grad_norm = max_grad_norm
         self.max_grad_value = max_grad_value
@@ -186,6 +189,12 @@ class MixedPrecision:
             callbacks=callbacks,
             recomputation=self.policy_handle.recomputation if self.policy_handle else nullcontext,
         )
+        self._driver.inquiry = None if diagnose_after is None else SkipInquiry(self, limit=diagnose_after)
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What was found out last about skipped steps; `None` where nothing was."""
+        return None if self._driver.inquiry is None else self._driver.inquiry.diagnosis
 
     def autocast(self) -> torch.autocast:
         """A new autocast region in the engine's precision; put the forward pass and the loss in it.
@@ -230,16 +239,7 @@ class MixedPrecision:
                 the engine has to compute them several times, for `retries` or a closure.
             UnscaledBackwardError: Somebody else has written to the gradients since the last micro-batch.
         """
-        if self._closure != "none" or self.retries:
-            why = f"retries={self.retries}" if self.retries else "an optimizer that takes a closure,"
-            raise StepOrderError(f"With {why} the engine computes gradients several times in one step: use train_step(fn, *batch).")
-        if self._driver.micro_batches == self.accumulate:
-            raise StepOrderError(
-                f"backward() was called {self.accumulate + 1} times without step(), but accumulate={self.accumulate}. "
-                "Call step() after each backward(); it returns None until the last micro-batch of a step."
-            )
-        if self._driver.unscaled:
-            raise StepOrderError("backward() was called after unscale_gradients(), when gradients are no longer scaled. Call step() first.")
+        self._driver.check_backward(computes_again=self._closure != "none" or self.retries > 0, retries=self.retries)
         self._driver.add(loss, divisor=self.accumulate)
 
     def step(self) -> StepRecord | None:
@@ -301,24 +301,17 @@ class MixedPrecision:
             raise InvalidTypeError(f"train_step(fn, *batch) takes the function that computes the loss first, not a {type(fn).__name__}.")
         check_no_autocast(self.device, call="train_step()")
         parts = [(batch, 1.0)] if self.accumulate == 1 else split_batch(batch, parts=self.accumulate)
-        for _ in range(self.retries):
-            random = RandomState.capture()
-            record = self._try(fn, parts)
-            if not record.skipped:
-                return record
-            random.restore()
-        return self._try(fn, parts)
-
-    def _try(self, fn: Callable[..., Tensor], parts: Sequence[tuple[Any, float]]) -> StepRecord:
-        try:
-            self._driver.restart()
-            if self._closure != "none":
-                return self._driver.finish_with_closure(lambda: self._compute(fn, parts), kind=self._closure)
-            self._compute(fn, parts)
-            return self._driver.finish()
-        except BaseException:
-            self._driver.abandon()
-            raise
+        inquiry = self._driver.inquiry
+        for attempt in range(self.retries + 1):
+            random = RandomState.capture() if attempt < self.retries or (inquiry is not None and inquiry.is_near) else None
+            record = self._driver.attempt(lambda: self._compute(fn, parts), kind=self._closure)
+            if inquiry is not None:
+                inquiry.replay(fn, parts, random=random, record=record)
+            if attempt == self.retries or not record.skipped:
+                break
+            if random is not None:
+                random.restore()
+        return record
 
     def _compute(self, fn: Callable[..., Tensor], parts: Sequence[tuple[Any, float]]) -> None:
         for part, share in parts:
@@ -354,11 +347,7 @@ class MixedPrecision:
             UnscaledBackwardError: There are gradients that `backward` did not compute.
         """
         self._driver.check_pending("unscale_gradients()")
-        if not self._driver.is_complete:
-            raise StepOrderError(
-                f"unscale_gradients() was called after {self._driver.micro_batches} of accumulate={self.accumulate} micro-batches; the "
-                "others would add scaled gradients. Call it after the last backward() of a step."
-            )
+        self._driver.check_complete("unscale_gradients()")
         if not self._driver.unscaled:
             self._driver.unscale()
 
@@ -382,14 +371,13 @@ class MixedPrecision:
     @contextmanager
     def without_policy(self) -> Iterator[None]:
         """A block in which the model is as it was before the engine, for code that runs it under policies of its own."""
-        if self.policy_handle is None:
-            yield
-            return
-        self.policy_handle.remove()
+        if self.policy_handle is not None:
+            self.policy_handle.remove()
         try:
             yield
         finally:
-            self.policy_handle, self._region = attach(self.policy, self.model)
+            if self.policy_handle is not None:
+                self.policy_handle, self._region = attach(self.policy, self.model)
 
     def load_state_dict(self, state: Mapping[str, Any], *, adopt_settings: bool = False) -> None:
         """Goes on from a state; the precision may be another than it was saved in, which is said in a warning.

@@ -197,7 +197,7 @@ def check_clipping(*, max_grad_norm: float | None, max_grad_value: float | None)
             raise ConfigurationError(f"MixedPrecision({name}={value!r}): the largest allowed {what} must be above 0; None switches it off.")
 
 
-def check_counts(*, accumulate: int, retries: int, max_consecutive_skips: int | None) -> None:
+def check_counts(*, accumulate: int, retries: int, max_consecutive_skips: int | None, diagnose_after: int | None) -> None:
     """Accepts whole numbers: micro-batches from 1, retries from 0, skips in a row from 1 or `None`.
 
     Raises:
@@ -208,8 +208,9 @@ def check_counts(*, accumulate: int, retries: int, max_consecutive_skips: int | 
         ("accumulate", accumulate, 1, "the number of micro-batches in a step"),
         ("retries", retries, 0, "the number of times that a skipped step is tried again"),
         ("max_consecutive_skips", max_consecutive_skips, 1, "the number of skips in a row that ends the run"),
+        ("diagnose_after", diagnose_after, 1, "the number of skips in a row that is diagnosed"),
     ):
-        if value is None and name == "max_consecutive_skips":
+        if value is None and name in ("max_consecutive_skips", "diagnose_after"):
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidTypeError(f"MixedPrecision({name}=...) takes a whole number, not {value!r}.")

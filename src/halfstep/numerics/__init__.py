@@ -7,7 +7,8 @@ from halfstep.numerics.kernels import decide_operation
 from halfstep.numerics.oplists import TARGETS, check_target, find_treatments, list_treatments, lowered_ops, treatment_of
 from halfstep.numerics.passing import kind_of_pass
 from halfstep.numerics.rehearsal import Rehearsal, rehearse
-from halfstep.numerics.sites import is_foreign
+from halfstep.numerics.rounding import rehearsed_target
+from halfstep.numerics.sites import is_foreign, users_level
 from halfstep.numerics.tracing import Trace, trace
 from halfstep.numerics.widening import Widening
 
@@ -28,6 +29,8 @@ __all__ = [
     "list_treatments",
     "lowered_ops",
     "rehearse",
+    "rehearsed_target",
     "trace",
     "treatment_of",
+    "users_level",
 ]

@@ -36,3 +36,13 @@ class Roundings(threading.local):
 
 
 roundings: Final = Roundings()
+
+
+def rehearsed_target() -> str:
+    """The device type that is rehearsed in this thread; empty where none is.
+
+    Example:
+        >>> rehearsed_target()
+        ''
+    """
+    return roundings.target

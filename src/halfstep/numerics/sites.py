@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from halfstep._torch.tracing import ACCUMULATION, ENGINE_CODE, next_node_number,
 from halfstep.numerics.places import Place, Places
 from halfstep.records.trace import UNKNOWN
 
-__all__ = ["NO_PLACE", "Call", "CallSites", "CodeLine", "is_foreign", "relative_file"]
+__all__ = ["NO_PLACE", "Call", "CallSites", "CodeLine", "is_foreign", "relative_file", "users_level"]
 
 # Where no user's code lies: generated code such as a dataclass's __init__, halfstep, torch (also one that was built from source) and
 # Python itself.
@@ -49,6 +50,14 @@ def is_foreign(filename: str) -> bool:
     foreign = filename.startswith(_FOREIGN) or not _INSTALLED.isdisjoint(Path(filename).parts)
     (_known_foreign if foreign else _known_own).add(filename)
     return foreign
+
+
+def users_level() -> int:
+    """The `stacklevel` with which a warning that is given where this is called names the line of the user's code."""
+    frame, level = sys._getframe().f_back, 1
+    while frame is not None and is_foreign(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def relative_file(filename: str, *, folder: Path) -> str:

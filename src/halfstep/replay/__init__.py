@@ -1,9 +1,9 @@
 """A training step replayed: what is wrong with it, told by experiments."""
 
-from halfstep.replay.examination import Circumstances, Examination
-from halfstep.replay.findings import Finding
-from halfstep.replay.reporting import diagnosis_of
-from halfstep.replay.runs import Replay, Run, StepCode
-from halfstep.replay.verification import Course
+from halfstep.replay.examination import Circumstances
+from halfstep.replay.reporting import Outcome, diagnosis_of, examine_step
+from halfstep.replay.runs import Replay, StepCode
+from halfstep.replay.verification import FURTHER, Course
+from halfstep.replay.witnesses import finding_of_trace
 
-__all__ = ["Circumstances", "Course", "Examination", "Finding", "Replay", "Run", "StepCode", "diagnosis_of"]
+__all__ = ["FURTHER", "Circumstances", "Course", "Outcome", "Replay", "StepCode", "diagnosis_of", "examine_step", "finding_of_trace"]

@@ -20,6 +20,7 @@ __all__ = [
     "explain_scale",
     "explain_underflow",
     "explain_update",
+    "explain_witnessed",
 ]
 
 
@@ -42,6 +43,15 @@ def explain_scale(low: Run, origin: OpRecord | None, *, scale: float, passing: f
     return (
         f"Multiplied by {amount(scale)}, gradients leave the range of {_format(origin) or 'half precision'}.{where} With a loss scale of "
         f"{amount(passing)} the same step is clean, so nothing is wrong with the model. In the first steps of a training this is normal."
+    )
+
+
+def explain_witnessed(origin: OpRecord) -> str:
+    """What one trace says of a step that cannot be replayed."""
+    given = "infinite values" if origin.has_nonfinite_input else "finite values"
+    return (
+        f"{operation_name(origin)} makes {origin.nonfinite} of {origin.elements} values {_kind(origin)} out of {given}. The step was "
+        "traced as it ran, and not replayed, so that whether it breaks in fp32 as well is not known."
     )
 
 

@@ -1,18 +1,61 @@
-"""An examination as a record."""
+"""An examination of a step from its beginning to the record of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import nan
+from typing import final
 
 import torch
 
 from halfstep.policy import Policy
+from halfstep.randomness import RandomState
 from halfstep.records import DIAGNOSIS_SCHEMA, Diagnosis, Experiment
 from halfstep.replay.advice import excerpt_of
+from halfstep.replay.examination import Circumstances, Examination
 from halfstep.replay.findings import Finding
+from halfstep.replay.runs import Replay, StepCode
 
-__all__ = ["diagnosis_of"]
+__all__ = ["Outcome", "diagnosis_of", "examine_step"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an examination came to, and about which step. The attributes are those of `Diagnosis`."""
+
+    finding: Finding
+    step: int
+    scale: float
+    evidence: Sequence[Experiment]
+    replays: int
+
+
+def examine_step(
+    code: StepCode,
+    *,
+    device: torch.device,
+    circumstances: Circumstances,
+    step: int = 1,
+    random: RandomState | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Outcome:
+    """Examines one step; everything is put back afterwards.
+
+    Args:
+        code: What the step computes.
+        device: The model's.
+        circumstances: What is known of the step.
+        step: Its number.
+        random: The random numbers that it began with; `None` for those of now.
+        progress: Called with what is about to be tried.
+    """
+    others = [each for optimizer in circumstances.course.optimizers for group in optimizer.param_groups for each in group["params"]]
+    with Replay(code, device=device, random=random, others=others) as replay:
+        examination = Examination(replay, circumstances, progress=progress)
+        finding = examination.examine()
+        return Outcome(finding=finding, step=step, scale=circumstances.scale, evidence=tuple(examination.evidence), replays=replay.count)
 
 
 def diagnosis_of(

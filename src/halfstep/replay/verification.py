@@ -16,7 +16,10 @@ from halfstep.policy import Policy
 from halfstep.replay.runs import Replay, Run, StepCode
 from halfstep.replay.state import TrainingState
 
-__all__ = ["Course", "plain_step"]
+__all__ = ["FURTHER", "Course", "plain_step"]
+
+# So many steps after the one that failed have to be clean with a remedy.
+FURTHER: Final = 3
 
 # A dynamic loss scale would come down by itself where a further step is the first that it is too high for.
 _BACKOFF: Final = 0.5

@@ -49,10 +49,10 @@ def largest_of(op: OpRecord, full: OpRecord | None) -> float | None:
 
 
 def amount(value: float) -> str:
-    """A number with four digits at most.
+    """A number with six digits at most.
 
     Example:
-        >>> amount(102400.0), amount(0.00001234)
-        ('1.024e+05', '1.234e-05')
+        >>> amount(65504.0), amount(0.00001234)
+        ('65504', '1.234e-05')
     """
-    return f"{value:.4g}"
+    return f"{value:.6g}" if 1 <= value < 1e6 else f"{value:.4g}"

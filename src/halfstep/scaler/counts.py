@@ -104,6 +104,13 @@ class SkipCounts:
         self._until_read = max(self._limit - consecutive, 1)
         return consecutive if consecutive >= self._limit else None
 
+    @property
+    def may_reach_limit(self) -> bool:
+        """Whether one more update with a skip may reach the limit, as far as the host knows."""
+        if self._limit is None:
+            return False
+        return self._consecutive + 1 >= self._limit if self._on_device is None else self._until_read <= 1
+
     def tensors(self) -> list[Tensor]:
         """What is to be read from the device: the skips, and the updates in a row with one; empty when the host knows them."""
         return [] if self._on_device is None else list(self._on_device)

@@ -1,0 +1,191 @@
+"""Why steps are skipped, found out by itself once so many were skipped in a row."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from math import nan
+from typing import Any, Protocol, final
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from halfstep.distributed import Ranks
+from halfstep.engine.gradient_step import Outcome
+from halfstep.errors import HalfstepWarning
+from halfstep.numerics import Trace, rehearsed_target, trace, users_level
+from halfstep.policy import Policy
+from halfstep.randomness import RandomState
+from halfstep.records import Diagnosis, StepRecord
+from halfstep.replay import FURTHER, Circumstances, Course, StepCode, diagnosis_of, examine_step, finding_of_trace
+from halfstep.scaler import LossScaler, SkipCounts, Verdict
+
+__all__ = ["SkipInquiry"]
+
+
+class _Engine(Protocol):
+    """What there is to know of an engine."""
+
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    policy: Policy
+    device: torch.device
+    scaler: torch.amp.GradScaler | None
+    max_grad_norm: float | None
+    ranks: Ranks | None
+
+    def without_policy(self) -> AbstractContextManager[None]:
+        """A block in which the model is as it was before the engine."""
+
+
+@final
+class SkipInquiry:
+    """Counts the skips in a row of one engine, and diagnoses at the limit.
+
+    A step of `train_step` is replayed. In a loop of the user's own there is nothing to replay: the step that follows is traced as it runs,
+    and the same on several ranks, where a replay on one of them would wait for the others. A healthy run pays for a count.
+
+    Args:
+        engine: The engine, which is not kept alive.
+        limit: So many skips in a row.
+
+    Attributes:
+        diagnosis: What was found last; `None` before that.
+    """
+
+    def __init__(self, engine: _Engine, *, limit: int) -> None:
+        self.diagnosis: Diagnosis | None = None
+        self._engine = ref(engine)
+        self._limit = limit
+        self._can_replay = engine.ranks is None
+        self._counts = SkipCounts(limit=limit)
+        self._is_due = False
+        self._is_told = False
+        self._seen: Trace | None = None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the next step may be the one that is replayed: what it begins with has to be known then."""
+        return self._can_replay and not self._is_told and self._counts.may_reach_limit
+
+    def see(self, outcome: Outcome) -> None:
+        """Takes in what became of a step."""
+        if self._seen is not None:
+            self._end_trace(outcome)
+        found = outcome.found_inf if outcome.found_inf is not None else torch.zeros(())
+        verdict = Verdict(owner=None, found_inf=found, stepped=True, skipped=outcome.skipped)
+        has_reached = self._counts.add([verdict]) is not None
+        if outcome.skipped is False:
+            self._is_told = False
+        self._is_due = has_reached and not self._is_told
+
+    def start(self) -> None:
+        """A step begins that nobody can replay: it is traced if it is time."""
+        if self._is_due and self._seen is None:
+            self._is_due = False
+            seen = trace(self._owner().model, samples=1)
+            seen.__enter__()
+            self._seen = seen
+
+    def give_up(self) -> None:
+        """The step in progress was given up; the next one is traced in its place."""
+        if self._seen is not None:
+            seen, self._seen = self._seen, None
+            seen.__exit__(None, None, None)
+            self._is_due = True
+
+    def replay(
+        self, fn: Callable[..., Tensor], parts: Sequence[tuple[Any, float]], *, random: RandomState | None, record: StepRecord
+    ) -> None:
+        """Replays the step of `train_step` that has just been skipped, if it is time.
+
+        Args:
+            fn: What computes the loss.
+            parts: The micro-batches, with their shares.
+            random: The random numbers that the step began with.
+            record: What became of it.
+        """
+        if not self._is_due or not self._can_replay:
+            return
+        self._is_due = False
+        engine = self._owner()
+        code = StepCode(
+            model=engine.model,
+            parts=[(partial(fn, *part), 1 / share) for part, share in parts],
+            batch=[part for part, _ in parts] if len(parts) > 1 else parts[0][0],
+        )
+        circumstances = Circumstances(
+            policy=engine.policy,
+            scale=record.scale,
+            floor=self._floor(record.scale),
+            has_failed=True,
+            course=Course(following=[code] * FURTHER, optimizers=engine.optimizers, max_grad_norm=engine.max_grad_norm),
+        )
+        with engine.without_policy():
+            outcome = examine_step(code, device=engine.device, circumstances=circumstances, step=record.step, random=random)
+        self._tell(
+            diagnosis_of(
+                outcome.finding,
+                task=getattr(fn, "__qualname__", type(fn).__name__),
+                policy=engine.policy,
+                target=rehearsed_target(),
+                device=engine.device,
+                step=record.step,
+                steps=record.step,
+                skips=self._counts.read()[1],
+                scale=record.scale,
+                evidence=outcome.evidence,
+                replays=outcome.replays,
+            )
+        )
+
+    def _end_trace(self, outcome: Outcome) -> None:
+        assert self._seen is not None
+        seen, self._seen = self._seen, None
+        seen.__exit__(None, None, None)
+        engine, scale = self._owner(), float(outcome.scale)
+        finding, evidence = finding_of_trace(
+            seen, model=engine.model, policy=engine.policy, scale=scale, floor=self._floor(scale), loss=nan
+        )
+        steps, skips, _ = self._counts.read()
+        self._tell(
+            diagnosis_of(
+                finding,
+                task=type(engine.model).__name__,
+                policy=engine.policy,
+                target=rehearsed_target(),
+                device=engine.device,
+                step=steps + 1,
+                steps=steps + 1,
+                skips=skips,
+                scale=scale,
+                evidence=evidence,
+                replays=0,
+            )
+        )
+
+    def _floor(self, scale: float) -> float:
+        scaler = self._owner().scaler
+        return min(scaler.settings.min_scale if isinstance(scaler, LossScaler) else 1.0, scale) or 2.0**-14
+
+    def _owner(self) -> _Engine:
+        engine = self._engine()
+        assert engine is not None, "it is the engine that calls"
+        return engine
+
+    def _tell(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+        self._is_told = True
+        what = diagnosis.cause if diagnosis.is_reproduced else "it could not be reproduced"
+        where = "" if diagnosis.origin is None else f", at {diagnosis.origin.site}"
+        advice = next((f" {remedy.text}" for remedy in diagnosis.remedies), "")
+        warnings.warn(
+            f"{self._limit} steps in a row were skipped. Diagnosis: {what}{where}. {diagnosis.explanation}{advice} amp.diagnosis holds all "
+            "of it.",
+            HalfstepWarning,
+            stacklevel=users_level(),
+        )
