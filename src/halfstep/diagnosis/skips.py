@@ -90,6 +90,7 @@ class SkipDiagnosis:
         self._after = after
         self._on_diagnosis = on_diagnosis
         self._counts = SkipCounts(limit=after)
+        self._until_read = after
         self._scale = nan
         self._seen: Trace | None = None
         self._is_told = False
@@ -107,23 +108,22 @@ class SkipDiagnosis:
         """The scaler that is followed."""
         return self._scaler
 
-    def updates(self) -> bool:
+    def before_update(self) -> bool:
         """The scaler is about to update.
 
         Returns:
-            Whether the limit was reached.
+            Whether the limit is reached with it, as far as that can be told now.
         """
         self._end_trace()
-        if isinstance(self._scaler, LossScaler):
+        if isinstance(self._scaler, LossScaler):  # It counts by itself.
             return False
-        founds = [each.clone() for each in found_infs(self._scaler)]
-        verdicts = [Verdict(owner=None, found_inf=found, stepped=True, skipped=None) for found in founds]
+        verdicts = [Verdict(owner=None, found_inf=found.clone(), stepped=True, skipped=None) for found in found_infs(self._scaler)]
         return self._counts.add(verdicts) is not None
 
-    def updated(self, *, has_reached: bool) -> None:
+    def after_update(self, *, has_reached: bool) -> None:
         """The scaler has updated."""
         if isinstance(self._scaler, LossScaler):
-            has_reached = self._scaler.stats().consecutive_skips >= self._after
+            has_reached = self._has_counted(self._scaler)
         if not has_reached:
             self._is_told = False
         elif not self._is_told:
@@ -133,6 +133,22 @@ class SkipDiagnosis:
                 seen.__enter__()
                 self._seen = seen
 
+    def _has_counted(self, scaler: LossScaler) -> bool:
+        """Whether a scaler that counts has reached the limit; it is asked only where it may have, since the answer may be on a device."""
+        self._until_read -= 1
+        if self._until_read > 0:
+            return False
+        count = scaler.stats().consecutive_skips
+        self._until_read = max(self._after - count, 1)
+        return count >= self._after
+
+    def _numbers(self) -> tuple[int, int]:
+        """Steps and skips."""
+        if isinstance(self._scaler, LossScaler):
+            stats = self._scaler.stats()
+            return stats.steps, stats.skips
+        return self._counts.read()[:2]
+
     def _end_trace(self) -> None:
         if self._seen is None:
             return
@@ -141,7 +157,7 @@ class SkipDiagnosis:
         floor = self._scaler.settings.min_scale if isinstance(self._scaler, LossScaler) else 1.0
         policy = Policy(default="fp16")
         finding, evidence = finding_of_trace(seen, model=self._model, policy=policy, scale=self._scale, floor=floor, loss=nan)
-        steps, skips, _ = self._counts.read()
+        steps, skips = self._numbers()
         device = next((each.device for each in self._model.parameters()), torch.device("cpu"))
         diagnosis = diagnosis_of(
             finding,
@@ -182,10 +198,10 @@ def _follow(follower: SkipDiagnosis) -> None:
 
         def update(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
             here = [each for each in _followers[kind] if each.scaler is self]
-            reached = [each.updates() for each in here]
+            reached = [each.before_update() for each in here]
             original(self, *args, **kwargs)
             for each, has_reached in zip(here, reached, strict=True):
-                each.updated(has_reached=has_reached)
+                each.after_update(has_reached=has_reached)
 
         setattr(kind, "update", update)  # noqa: B010 - a type checker forbids the assignment
     _followers[kind].append(follower)
