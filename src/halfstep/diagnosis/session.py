@@ -60,47 +60,53 @@ class TaskSession:
             self._progress(self.steps, "training")
             batch = self._next()
             random = RandomState.capture()
-            if self.steps in (1, max_steps) and self._examine(batch, random, has_failed=None):
+            if self.steps in (1, max_steps) and self._examine_ahead(batch, random):
                 return
             random.restore()
+            scale = self._trainer.scale
             with blamed(f"Step {self.steps} failed"):
                 has_failed = self._trainer.step(batch)
-            if has_failed:
-                self.skips += 1
-                if self._examine(batch, random, has_failed=True):
-                    return
-            else:
+            if not has_failed:
                 self._look_at_parameters()
+                continue
+            self.skips += 1
+            if self._take(self._examined(batch, random, scale=scale, has_failed=True)):
+                return
 
-    def _examine(self, batch: Any, random: RandomState, *, has_failed: bool | None) -> bool:
-        """Examines a step, again with a lower loss scale where that is what is too high.
+    def _examine_ahead(self, batch: Any, random: RandomState) -> bool:
+        """Examines a step before it is trained, again with a lower loss scale where that is what is too high.
 
         Returns:
             Whether training ends with it.
         """
         for _ in range(_LOWERINGS):
-            outcome = self._examined(batch, random, has_failed=has_failed)
+            outcome = self._examined(batch, random, scale=self._trainer.scale, has_failed=None)
+            if self._take(outcome):
+                return True
             if outcome.finding.cause != "scale":
-                if outcome.finding.cause != "healthy" or not outcome.finding.is_reproduced:
-                    self.outcome = outcome
-                    return True
-                self.outcome = self.outcome or (outcome if has_failed is None else None)
-                if self.outcome is not None and self.outcome.finding.cause == "healthy":
-                    self.outcome = outcome
                 return False
-            self.skips += has_failed is None
-            if self.outcome is None or self.outcome.finding.cause == "healthy":
-                self.outcome = outcome
-            self._trainer.lower(outcome.finding.passing_scale or self._trainer.floor)
-            if has_failed:
-                return False
+            self.skips += 1  # It would have been skipped with that scale.
         return True
 
-    def _examined(self, batch: Any, random: RandomState, *, has_failed: bool | None) -> Outcome:
+    def _take(self, outcome: Outcome) -> bool:
+        """Keeps what was found, unless something else was that weighs more.
+
+        Returns:
+            Whether training ends with it.
+        """
+        finding, known = outcome.finding, self.outcome
+        ends = finding.is_fault or not finding.is_reproduced
+        if ends or known is None or known.finding.cause == "healthy":
+            self.outcome = outcome
+        if finding.cause == "scale":
+            self._trainer.lower(min(finding.passing_scale or self._trainer.floor, self._trainer.scale))
+        return ends
+
+    def _examined(self, batch: Any, random: RandomState, *, scale: float, has_failed: bool | None) -> Outcome:
         circumstances = Circumstances(
             policy=self._policy,
-            scale=self._trainer.scale,
-            floor=self._trainer.floor,
+            scale=scale,
+            floor=min(self._trainer.floor, scale),
             has_failed=has_failed,
             course=Course(following=[self._code(each) for each in self._peek(FURTHER)], optimizers=[self._task.optimizer]),
             since=self._since,

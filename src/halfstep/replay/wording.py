@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Final
 
 from halfstep.policy import Override
 from halfstep.records import OpRecord
 
-__all__ = ["amount", "island_text", "largest_of", "operation_name", "place_text"]
+__all__ = ["amount", "island_text", "operation_name", "place_text"]
 
 LARGEST: Final = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 NAMES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
@@ -27,25 +26,17 @@ def place_text(op: OpRecord) -> str:
 
 
 def island_text(overrides: Sequence[Override]) -> str:
-    """What to do with overrides."""
+    """What to do, where overrides put parts of a model into fp32."""
     modules = [each.pattern for each in overrides if each.kind == "module"]
     operations = [each.pattern for each in overrides if each.kind == "op"]
-    parts = [f"{_listed(modules)}"] if modules else []
+    parts = [_listed(modules)] if modules else []
     if operations:
         parts.append(f"the operation{'s' if len(operations) > 1 else ''} {_listed(operations)}")
-    return f"Run {' and '.join(parts)} in fp32, by the policy override {'; '.join(map(str, overrides))}."
+    return f"Run {' and '.join(parts)} in fp32."
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def largest_of(op: OpRecord, full: OpRecord | None) -> float | None:
-    """How large the largest value of a result would be if it were not rounded; `None` where that is not known."""
-    exact = op.exact_absmax
-    if exact is not None and exact < inf:
-        return exact
-    return full.absmax if full is not None and full.absmax is not None and full.absmax < inf else None
 
 
 def amount(value: float) -> str:
