@@ -19,6 +19,7 @@ __all__ = [
     "cpu_features",
     "dense_parts",
     "finish_sharded_backward",
+    "foreach_magnitudes",
     "foreach_multiply_",
     "foreach_norms",
     "found_infs",
@@ -289,6 +290,14 @@ def foreach_norms(tensors: list[torch.Tensor], *, dtype: torch.dtype | None = No
     takes as long as the norms of a small model, and combines the norms in the tensors' own type. Seen on torch 2.9 to 2.13.
     """
     return [*torch._foreach_norm(tensors, 2.0, dtype=dtype)]
+
+
+def foreach_magnitudes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The largest magnitude in each tensor, as 0-d tensors, NaN where one is; in one pass where the device has one.
+
+    Private: `torch._foreach_norm`, as in `foreach_norms`. Seen on torch 2.9 to 2.13.
+    """
+    return [*torch._foreach_norm(tensors, float("inf"))]
 
 
 def foreach_multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:

@@ -6,16 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any, final
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from halfstep.numerics import OUTSIDE
 from halfstep.records import OpRecord
 from halfstep.replay.runs import Run
 
-__all__ = ["Pair", "align", "relative_error"]
+__all__ = ["Pair", "align", "relative_error", "relative_errors"]
 
 
 def align(low: Sequence[OpRecord], full: Sequence[OpRecord]) -> list[int | None]:
@@ -49,16 +50,32 @@ def relative_error(value: Tensor, reference: Tensor) -> float:
     """The L2 norm of a difference over that of the reference, where both are finite; 0 where they are equal.
 
     Example:
+        >>> import torch
         >>> relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) < 0.5
         True
     """
-    if value.shape != reference.shape:
-        return 0.0
-    first, second = value.double(), reference.double()
-    both = torch.isfinite(first) & torch.isfinite(second)
-    first, second = first[both], second[both]
-    difference, norm = float(torch.linalg.vector_norm(first - second)), float(torch.linalg.vector_norm(second))
-    return 0.0 if difference == 0 else difference / norm if norm else torch.inf
+    return relative_errors([(value, reference)])[0]
+
+
+def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """The same for many pairs at once. Where two have different numbers of values, there is nothing to compare: 0."""
+    sizes = [min(value.numel(), reference.numel()) if value.numel() == reference.numel() else 0 for value, reference in pairs]
+    values, references = (np.zeros((len(pairs), max(sizes, default=0))) for _ in range(2))
+    for place, ((value, reference), size) in enumerate(zip(pairs, sizes, strict=True)):
+        if size:
+            values[place, :size] = value.cpu().numpy().reshape(-1)
+            references[place, :size] = reference.cpu().numpy().reshape(-1)
+    both = np.isfinite(values) & np.isfinite(references)
+    values, references = np.where(both, values, 0.0), np.where(both, references, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Divided by the largest of each first, so that no square overflows or vanishes.
+        largest = np.maximum(np.abs(values), np.abs(references)).max(axis=1, initial=0.0, keepdims=True)
+        largest[largest == 0] = 1.0
+        differences = np.linalg.norm(values / largest - references / largest, axis=1)
+        norms = np.linalg.norm(references / largest, axis=1)
+    return [
+        0.0 if difference == 0 else float(difference / norm) if norm else inf for difference, norm in zip(differences, norms, strict=True)
+    ]
 
 
 @final
@@ -87,10 +104,15 @@ class Pair:
     @cached_property
     def errors(self) -> list[float | None]:
         """The relative error of the sample of each operation; `None` where it has none, or cannot be compared."""
-        errors: list[float | None] = []
-        for detail, place in zip(self.low.details, self.counterparts, strict=True):
+        errors: list[float | None] = [None] * len(self.low.ops)
+        places, pairs = [], []
+        for index, (detail, place) in enumerate(zip(self.low.details, self.counterparts, strict=True)):
             reference = None if place is None else self.full.details[place].sample
-            errors.append(None if detail.sample is None or reference is None else relative_error(detail.sample, reference))
+            if detail.sample is not None and reference is not None:
+                places.append(index)
+                pairs.append((detail.sample, reference))
+        for index, error in zip(places, relative_errors(pairs), strict=True):
+            errors[index] = error
         return errors
 
     def input_error(self, index: int) -> float:

@@ -18,6 +18,7 @@ from halfstep.policy import Policy, attach_policy
 from halfstep.precision import HALVES
 from halfstep.randomness import RandomState
 from halfstep.records import OpRecord
+from halfstep.replay.checks import all_finite
 from halfstep.replay.state import StepState
 
 __all__ = ["Replay", "Run", "StepCode"]
@@ -68,7 +69,7 @@ class Run:
     @property
     def is_finite(self) -> bool:
         """Whether the loss and all gradients are."""
-        return self.loss - self.loss == 0 and all(bool(torch.isfinite(each).all()) for each in self.gradients.values())
+        return self.loss - self.loss == 0 and all_finite(self.gradients.values())
 
 
 @final

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from halfstep._torch import without_step_hooks
 from halfstep.policy import Policy
+from halfstep.replay.checks import all_finite
 from halfstep.replay.runs import Replay, Run, StepCode
 from halfstep.replay.state import TrainingState
 
@@ -87,7 +88,7 @@ class Course:
         for optimizer in self.optimizers:
             with without_step_hooks(optimizer):
                 plain_step(optimizer, again)
-        return all(bool(torch.isfinite(each).all()) for each in parameters)
+        return all_finite(parameters)
 
     def _finish(self, parameters: Sequence[Tensor], *, scale: float) -> None:
         gradients = [each.grad for each in parameters if each.grad is not None]
