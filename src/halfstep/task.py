@@ -310,9 +310,13 @@ class BatchStream:
         >>> stream = BatchStream([1, 2])
         >>> [next(stream) for _ in range(5)]
         [1, 2, 1, 2, 1]
+
+    Attributes:
+        has_ended: Whether there are no more batches, since the iterable cannot be started again.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
+        self.has_ended = False
         self._batches = batches
         self._iterator = self._start()
         self._given = 0
@@ -333,6 +337,7 @@ class BatchStream:
         if batch is not _END:
             self._given += 1
             return batch
+        self.has_ended = self._given > 0
         if self._given == 0:
             raise TaskError("The task has no batches: Task(batches=...) is empty. Give at least one batch.")
         raise TaskError(

@@ -10,6 +10,7 @@ import torch
 
 from halfstep.batch import move_batch
 from halfstep.diagnosis.trainers import AbstractTrainer
+from halfstep.errors import TaskError
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.replay import FURTHER, Circumstances, Course, Outcome, StepCode, examine_step
@@ -54,11 +55,20 @@ class TaskSession:
         self._since: dict[str, int] = {}
 
     def train(self, max_steps: int) -> None:
-        """Trains until something is found that is more than a loss scale that was too high, and for so many steps at most."""
+        """Trains until something is found that is more than a loss scale that was too high, and for so many steps at most.
+
+        Batches that come to an end, and cannot be started again, end it as well.
+        """
         while self.steps < max_steps:
             self.steps += 1
             self._progress(self.steps, "training")
-            batch = self._next()
+            try:
+                batch = self._next()
+            except TaskError:
+                if not self._stream.has_ended:
+                    raise
+                self.steps -= 1
+                return
             random = RandomState.capture()
             if self.steps in (1, max_steps) and self._examine_ahead(batch, random):
                 return
@@ -81,11 +91,11 @@ class TaskSession:
         """
         for _ in range(_LOWERINGS):
             outcome = self._examined(batch, random, scale=self._trainer.scale, has_failed=None)
+            self.skips += not outcome.evidence[0].is_clean  # It would have been skipped.
             if self._take(outcome):
                 return True
             if outcome.finding.cause != "scale":
                 return False
-            self.skips += 1  # It would have been skipped with that scale.
         return True
 
     def _take(self, outcome: Outcome) -> bool:
@@ -128,8 +138,12 @@ class TaskSession:
         return self._upcoming.popleft() if self._upcoming else self._draw()
 
     def _peek(self, count: int) -> list[Any]:
-        while len(self._upcoming) < count:
-            self._upcoming.append(self._draw())
+        try:
+            while len(self._upcoming) < count:
+                self._upcoming.append(self._draw())
+        except TaskError:
+            if not self._stream.has_ended:
+                raise
         return list(self._upcoming)[:count]
 
     def _draw(self) -> Any:

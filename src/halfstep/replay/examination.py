@@ -107,8 +107,9 @@ class Examination:
         self._progress("a traced replay")
         low = self._replay.traced(self._policy, scale=self._scale)
         first = next((op for op in low.ops if op.nonfinite and not op.has_nonfinite_input), None)
-        question = "Does it break again?" if self._has_failed else "Does it break?"
-        self._note(low, question, _yes(holds=not low.is_finite), origin=None if low.is_finite else first)
+        question = "Is it finite when it runs again?" if self._has_failed else "Is it finite?"
+        answer = "Yes." if low.is_finite else "No." if first is None else f"No: {operation_name(first)} is not finite."
+        self._note(low, question, answer, origin=None if low.is_finite else first)
         if low.is_finite:
             finding = self._examine_finite(low)
             if self._has_failed and finding.cause == "healthy":
