@@ -72,7 +72,7 @@ def test_the_warning_names_the_users_line(by_hand: bool) -> None:
     step = watched.by_hand if by_hand else watched.train_step
     if by_hand:
         step(x, y, 1e6, 1.0)
-    with pytest.warns(HalfstepWarning, match=r"^1 steps in a row were skipped\. Diagnosis: forward, at wide \(") as told:
+    with pytest.warns(HalfstepWarning, match=r"^1 step in a row was skipped\. Diagnosis: forward, at wide \(") as told:
         step(x, y, 1e6, 1.0)
     (warning,) = told
     assert warning.filename == watched_module.__file__
@@ -128,7 +128,7 @@ def test_it_never_reaches_a_limit_of_its_own_before_the_engine_raises() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
+@pytest.mark.parametrize("call", [1, 2, 3])  # The fourth is a further step with a remedy, which is not clean then.
 @pytest.mark.parametrize("precision", ["fp16", "fp16; head=fp32"])
 def test_an_exception_in_a_replay_leaves_the_engine_as_it_was(precision: str, call: int, error: type[BaseException]) -> None:
     plain = Watched(precision=precision)
@@ -181,7 +181,6 @@ def overridden() -> Watched:
     return Watched(diagnose_after=1, precision="fp16; head=fp32")
 
 
-@pytest.mark.xfail(strict=True, reason="A replay applies the policy again that the user has removed.")
 def test_a_policy_that_was_removed_stays_removed() -> None:
     watched = overridden()
     assert watched.amp.policy_handle is not None
@@ -195,7 +194,6 @@ def test_a_policy_that_was_removed_stays_removed() -> None:
     assert attach_policy(Policy.parse("fp16; head=fp32"), watched.model, everywhere=False) is not None
 
 
-@pytest.mark.xfail(strict=True, reason="After a replay the handle is another one, and the one that the user holds removes nothing.")
 def test_a_handle_that_the_user_holds_still_removes_the_policy() -> None:
     watched = overridden()
     handle = watched.amp.policy_handle
@@ -206,16 +204,7 @@ def test_a_handle_that_the_user_holds_still_removes_the_policy() -> None:
         assert watched.model(torch.ones(6, 5)).dtype == torch.float16
 
 
-@pytest.mark.parametrize(
-    "by_hand",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(strict=True, reason="The warning is given in the middle of the end of a step, which it breaks off."),
-        ),
-    ],
-)
+@pytest.mark.parametrize("by_hand", [False, True])
 def test_a_warning_that_is_an_error_leaves_the_engine_as_it_was(by_hand: bool) -> None:
     watched = Watched(diagnose_after=1)
     step = watched.by_hand if by_hand else watched.train_step
@@ -232,7 +221,6 @@ def test_a_warning_that_is_an_error_leaves_the_engine_as_it_was(by_hand: bool) -
     assert watched.amp.stats().steps == 2 + by_hand
 
 
-@pytest.mark.xfail(strict=True, reason="A second trace in the same thread is an error, which ends the user's loop.")
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_a_loop_that_is_traced_already_goes_on(by_hand: bool) -> None:
     watched = Watched(diagnose_after=1)
@@ -260,7 +248,7 @@ class Compiled(Watched):
     "by_hand",
     [
         False,
-        pytest.param(True, marks=pytest.mark.xfail(strict=True, reason="The trace warns of the compiled model, at a line of halfstep.")),
+        True,
     ],
 )
 def test_a_compiled_model_is_said_once(by_hand: bool) -> None:

@@ -51,7 +51,7 @@ class TestSamples:
         assert low.numel() == min(count, 8)
         assert torch.equal(low.double(), full)
 
-    @pytest.mark.parametrize("size", [1, 7, 64])
+    @pytest.mark.parametrize("size", [1, 7, 64, 120, 500])
     def test_they_do_not_depend_on_strides(self, size: int) -> None:
         plain = torch.arange(120.0).reshape(4, 5, 6)
         expected = sample_of(plain, size=size)
@@ -75,11 +75,11 @@ class TestSamples:
     def test_they_are_spread_over_the_whole_tensor(self) -> None:
         sample = sample_of(torch.arange(10_000.0), size=64)
         assert sample is not None
-        assert sample.unique().numel() == 64
+        assert len({*sample.tolist()}) == 64
         assert sample.min() < 300
         assert sample.max() > 9_700
         assert sample.sort().values.diff().max() < 300
-        assert (sample % 16).unique().numel() > 10, "no single column of a matrix"
+        assert len({*(sample % 16).tolist()}) > 10, "no single column of a matrix"
 
     @pytest.mark.parametrize(
         ("dtype", "kept"),
@@ -161,7 +161,7 @@ class TestSources:
             y = (x * 2).t()[1:].view(2, 2) + 1
             y.exp()
 
-        assert places_of(work) == [("mul", (OUTSIDE,)), ("t", (0,)), ("slice", (0,)), ("view", (0,)), ("add", (0,)), ("exp", (4,))]
+        assert places_of(work) == [("mul", (OUTSIDE,)), ("t", ()), ("slice", ()), ("view", ()), ("add", (0,)), ("exp", (4,))]
 
     def test_they_follow_casts(self) -> None:
         x = torch.ones(2)
@@ -173,10 +173,20 @@ class TestSources:
         def work() -> None:
             y = x * 2
             y.add_(1)
-            y[1:].zero_()
+            y[1:].mul_(0)
             y.exp()
 
-        assert places_of(work) == [("mul", (OUTSIDE,)), ("add_", (0,)), ("slice", (1,)), ("zero_", (1,)), ("exp", (3,))]
+        assert places_of(work) == [("mul", (OUTSIDE,)), ("add_", (0,)), ("slice", ()), ("mul_", (1,)), ("exp", (3,))]
+
+    def test_what_takes_no_values_has_none_and_is_one(self) -> None:
+        x = torch.ones(3)
+
+        def work() -> None:
+            y = torch.ones_like(x * 2)
+            y.zero_()
+            y.exp()
+
+        assert places_of(work) == [("mul", (OUTSIDE,)), ("ones_like", ()), ("zero_", ()), ("exp", (2,))]
 
     def test_writes_to_what_is_from_outside_count(self) -> None:
         x = torch.ones(3)
@@ -218,7 +228,6 @@ class TestSources:
         names = [op.op for op in seen.ops]
         assert by_name["aten.mul.Tensor"][1] == names.index("aten.exp.default"), "the result that was saved"
 
-    @pytest.mark.xfail(strict=True, reason="All sparse tensors count as one piece of memory: storage_key() is None for each of them.")
     def test_sparse_tensors_are_told_from_each_other(self) -> None:
         one, other = torch.eye(2).to_sparse(), torch.eye(2).to_sparse()
 

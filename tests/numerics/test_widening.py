@@ -167,7 +167,8 @@ class TestGradients:
             @staticmethod
             def backward(ctx: Any, *gradients: Tensor) -> Tensor:
                 (x,) = ctx.saved_tensors
-                return (gradients[0].half() * BIG * x).float()
+                result: Tensor = (gradients[0].half() * BIG * x).float()
+                return result
 
         x = torch.full((4,), BIG, requires_grad=True)
         with Widening():
@@ -249,10 +250,10 @@ class TestSteps:
 
 def uncast(model: Net) -> Tensor:
     """What a model computes in fp32, with nothing cast."""
-    casts = Tensor.to
+    cast: Any = Tensor.to
 
-    def stay(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return casts(tensor, *[FULL if each is HALF else each for each in args], **kwargs)
+    def stay(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return cast(tensor, *[FULL if each is HALF else each for each in args], **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "to", stay)

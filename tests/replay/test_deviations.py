@@ -58,13 +58,11 @@ class TestJumps:
         assert found(chain(0.25, 3.0)) == [1, 2]
 
     def test_neither_the_backward_pass_nor_what_has_no_numbers_jumps(self) -> None:
-        pair = chain(0.3)
-        backward, indices = operation("aten.op0.default", phase="backward"), operation("aten.op0.default", elements=0, dtype="int64")
-        for op in (backward, indices):
-            low, full = (
-                [(op if at == 1 else each, one) for at, (each, one) in enumerate(zip(run.ops, run.details, strict=True))]
-                for run in (pair.low, pair.full)
-            )
+        for op in (operation("aten.op0.default", phase="backward"), operation("aten.op0.default", elements=0, dtype="int64")):
+            pair = chain(0.3)
+            low, full = ([*zip(run.ops, run.details, strict=True)] for run in (pair.low, pair.full))
+            for steps in (low, full):
+                steps[1] = op, steps[1][1]
             assert found(Pair(low=run_of(*low), full=run_of(*full))) == []
 
     def test_a_loop_ends(self) -> None:
@@ -73,7 +71,7 @@ class TestJumps:
 
     def test_what_is_said_of_one(self) -> None:
         deviation = Deviations(chain(0.5, given=0.0625)).at(1)
-        assert (deviation.error, deviation.input_error) == (pytest.approx(0.5), pytest.approx(0.0625))
+        assert [deviation.error, deviation.input_error] == pytest.approx([0.5, 0.0625])
         assert (deviation.loss_error, deviation.gradient_error) == (0.0, 0.0)
 
 

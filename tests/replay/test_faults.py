@@ -203,6 +203,14 @@ class TestByHand:
         full = run_of((operation(), detail(OUTSIDE)), (wrong, detail(0, sample=[1.0])))
         assert self.faults(low, full).first("forward") is None
 
+    def test_in_the_backward_pass_it_is_harmful_whatever_becomes_of_it(self) -> None:
+        low = run_of((operation(nonfinite=1, phase="backward"), detail(OUTSIDE)), (operation(phase="backward", given="inf"), detail(0)))
+        assert self.faults(low, run_of()).first("backward") == 0
+        assert own_faults(low) == 0
+        forward = run_of((operation(nonfinite=1), detail(OUTSIDE)), (operation(given="inf"), detail(0)))
+        assert self.faults(forward, run_of()).first("forward") is None
+        assert own_faults(forward) is None
+
     def test_it_is_followed_to_its_origin(self) -> None:
         low = run_of(
             (operation("a.b.c"), detail(OUTSIDE)),
@@ -260,6 +268,7 @@ class TestEnteringFault:
         "loss",
         [
             lambda w: (w.masked_fill(torch.tensor([True, False, False, False]), -math.inf) + 0.0).softmax(0).square().sum(),
+            lambda w: w.masked_fill(torch.tensor([True, False, False, False]), -math.inf).sum(),
             lambda w: torch.full((4,), -math.inf).maximum(w).sum(),
             lambda w: torch.full((4,), math.inf).sum() + w.sum(),
         ],

@@ -80,7 +80,7 @@ class TestNonfinite:
         assert names_of(batch) == []
 
     def test_parameters_and_buffers_of_the_model_are_named_by_their_paths(self) -> None:
-        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         with torch.no_grad():
             model[0].weight[0, 0] = nan
             model[1].bias.fill_(inf)
@@ -139,6 +139,12 @@ class TestZeroed:
         with zeroed([x]):
             assert x.tolist() == [0.0, 1.0]
         assert bool(x[0].isnan())
+
+    def test_what_cannot_be_looked_at_is_left_alone(self) -> None:
+        batch = [(torch.eye(2) * torch.tensor([nan, 1.0])).to_sparse(), torch.tensor([nan])]
+        with zeroed(batch):
+            assert bool(batch[0].to_dense().isnan().any())
+            assert batch[1].tolist() == [0.0]
 
     def test_a_clean_batch_is_left_alone(self) -> None:
         x = torch.ones(2)

@@ -8,6 +8,7 @@ from torch import nn
 
 from halfstep.numerics import trace
 from halfstep.policy import Policy
+from halfstep.policy.matching import decide, places
 from halfstep.records import UNKNOWN
 from halfstep.replay.islands import Islands
 from tests.replay.operations import operation
@@ -27,9 +28,9 @@ def islands(model: nn.Module | None = None, *, policy: Policy = FP16) -> Islands
     return Islands(encoder() if model is None else model, policy=policy)
 
 
-def cover(made: Islands, *places: str, op: str = "aten.mul.Tensor", policy: str = "fp16") -> str:
+def cover(made: Islands, *modules: str, op: str = "aten.mul.Tensor", policy: str = "fp16") -> str:
     """What covers operations of some modules, as text; each is one that a policy takes."""
-    text = Islands.text(made.cover([operation(op, module=module) for module in places]))
+    text = Islands.text(made.cover([operation(op, module=module) for module in modules]))
     if text:
         parsed = Policy.parse(f"{policy}; {text}")
         assert str(parsed) == f"{policy}; {text}"
@@ -75,20 +76,25 @@ class TestModules:
         assert cover(made, "head") == "head=fp32"
         assert cover(made, "head2") == "head=fp32; head2=fp32"
 
-    @pytest.mark.parametrize("name", ["a b", "a/b", "ä", "0", "a-b", "a:b", "class", "a_b", "UPPER", "a,b", "a'b"])
+    @pytest.mark.parametrize("name", ["0", "a/b", "a-b", "a:b", "class", "a_b", "UPPER", "a,b", "a'b"])
     def test_odd_names_are_texts_of_a_policy(self, name: str) -> None:
-        model = nn.ModuleDict({name: nn.Sequential(nn.Linear(1, 1), nn.ReLU())})
-        made = islands(model)
-        assert cover(made, f"{name}.0") == f"{name}.0=fp32"
-        assert cover(made, f"{name}.0") == f"{name}=fp32"
+        made = islands(nn.ModuleDict({name: nn.Sequential(nn.Linear(1, 1), nn.ReLU())}))
+        assert [cover(made, f"{name}.0") for _ in range(2)] == [f"{name}.0=fp32", f"{name}=fp32"]
 
-    @pytest.mark.parametrize("name", ["a*b", "a[0]", "a?", "a=b", "a;b"])
-    @pytest.mark.xfail(strict=True, reason="A name with a character that has a meaning in policies is not told apart from a pattern.")
-    def test_names_of_patterns_match_their_modules_alone(self, name: str) -> None:
-        model = nn.ModuleDict({name: nn.Linear(1, 1), "aab": nn.Linear(1, 1), "a0": nn.Linear(1, 1), "ax": nn.Linear(1, 1)})
-        text = Islands.text(islands(model).cover([operation(module=name)]))
-        assert [each.pattern for each in Policy.parse(f"fp16; {text}").overrides if each.kind == "module"] == [name]
-        assert name.isidentifier()
+    @pytest.mark.parametrize("name", ["a b", "\u00e4", "a=b", "a;b", 'a"b', "a\nb", " a", "op:mul", "#", "fp32", "pure"])
+    def test_odder_names_are_quoted_and_match_their_modules_alone(self, name: str) -> None:
+        assert matched(name) == [name]
+
+    @pytest.mark.parametrize("name", ["a*b", "a[0]", "a?", "[!a]"])
+    def test_names_that_are_patterns_match_their_modules_alone(self, name: str) -> None:
+        assert matched(name) == [name]
+
+
+def matched(name: str) -> list[str]:
+    """The modules that the island of one is about, among others with names like it, when its text is read back."""
+    model = nn.ModuleDict({each: nn.Linear(1, 1) for each in (name, "aab", "a0", "ax", "ab")})
+    policy = Policy.parse(f"fp16; {cover(islands(model), name)}")
+    return [each.place.path for each in decide(policy.overrides, places(model)) if each.override is not None]
 
 
 class TestOperations:

@@ -24,7 +24,7 @@ from halfstep.casting.regions import Region
 from halfstep.casting.weights import weight_methods
 from halfstep.errors import ConfigurationError
 
-__all__ = ["Island", "Islands"]
+__all__ = ["Island", "Islands", "check_no_island"]
 
 # Classes that were made here have it.
 _MARK: Final = "__halfstep_island__"
@@ -132,12 +132,21 @@ class _Kind:
     seen_again: torch.dtype | None
 
 
-def _check(module: nn.Module) -> None:
+def check_no_island(module: nn.Module) -> None:
+    """Accepts a module that no policy has made an island of.
+
+    Raises:
+        ConfigurationError: One has.
+    """
     if _is_island(module):
         raise ConfigurationError(
             f"A policy is applied to this {type(module).__name__} already. Call remove() on its handle first (the policy_handle of a "
             "MixedPrecision), or join the two policies into one."
         )
+
+
+def _check(module: nn.Module) -> None:
+    check_no_island(module)
     if isinstance(module, torch.jit.ScriptModule):
         raise ConfigurationError(
             f"A module that TorchScript compiled ({getattr(module, 'original_name', type(module).__name__)}) cannot have a precision of "

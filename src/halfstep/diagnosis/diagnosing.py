@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final, Literal, cast
 
 import torch
@@ -76,7 +76,8 @@ def diagnose(
     place = _place(target=target, device=device, model=model)
     policy = NamedPolicy.of(precision).policy.resolve(place)
     scale = _first_scale(loss_scale)
-    _check_steps(max_steps)
+    _check_whole("max_steps", max_steps, range(1, 2**63), "at least one step has to be looked at")
+    _check_whole("seed", seed, range(2**32), "seeds are 0 to 2**32 - 1")
     given: Any = task
     if model is None:
         factory = load_task(given) if isinstance(given, str) else given
@@ -123,6 +124,8 @@ def _diagnose_task(
             session.train(max_steps)
         except KeyboardInterrupt:
             interrupted = True
+        finally:
+            trainer.close()
         outcome = session.outcome
         return diagnosis_of(
             None if outcome is None else outcome.finding,
@@ -154,7 +157,9 @@ def _diagnose_function(
     course = Course(following=[code] * FURTHER, optimizers=())
     first = 1.0 if scale is None or "fp16" not in policy.precisions else scale
     found: Outcome | None = None
-    with _rehearsal(policy, target), blamed("The function failed"):
+    interrupted = False
+    with _rehearsal(policy, target), blamed("The function failed"), suppress(KeyboardInterrupt):
+        interrupted = True
         while True:
             circumstances = Circumstances(policy=policy, scale=first, floor=min(first, 1.0), has_failed=None, course=course)
             outcome = examine_step(code, device=device, circumstances=circumstances, progress=progress)
@@ -162,20 +167,22 @@ def _diagnose_function(
             if found is None or outcome.finding.is_fault:
                 found = outcome
             if outcome.finding.cause != "scale" or passing is None or passing >= first:
+                interrupted = False
                 break
             first = passing
     return diagnosis_of(
-        found.finding,
+        None if found is None else found.finding,
         task=task_name(cast("Any", fn)),
         policy=policy,
         target=target or "",
         device=device,
         step=1,
         steps=1,
-        skips=int(found.finding.cause in ("scale", "data", "parameters", "model", "backward")),
-        scale=found.scale,
-        evidence=found.evidence,
-        replays=found.replays,
+        skips=0 if found is None else int(not found.evidence[0].is_clean),
+        scale=first if found is None else found.scale,
+        evidence=() if found is None else found.evidence,
+        replays=0 if found is None else found.replays,
+        interrupted=interrupted,
     )
 
 
@@ -210,8 +217,8 @@ def _first_scale(loss_scale: object) -> float | None:
     return LossScaler("cpu", init_scale=float(loss_scale), min_scale=0.0).get_scale()
 
 
-def _check_steps(max_steps: object) -> None:
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int):
-        raise InvalidTypeError(f"diagnose(max_steps=...) takes a whole number, not {max_steps!r}.")
-    if max_steps < 1:
-        raise ConfigurationError(f"diagnose(max_steps={max_steps}): at least one step has to be looked at.")
+def _check_whole(name: str, value: object, allowed: range, rule: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidTypeError(f"diagnose({name}=...) takes a whole number, not {value!r}.")
+    if value not in allowed:
+        raise ConfigurationError(f"diagnose({name}={value}): {rule}.")

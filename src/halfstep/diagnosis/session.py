@@ -53,6 +53,7 @@ class TaskSession:
         self._stream = BatchStream(task.batches)
         self._upcoming: deque[Any] = deque()
         self._since: dict[str, int] = {}
+        self._is_suspicious = False
 
     def train(self, max_steps: int) -> None:
         """Trains until something is found that is more than a loss scale that was too high, and for so many steps at most.
@@ -70,14 +71,15 @@ class TaskSession:
                 self.steps -= 1
                 return
             random = RandomState.capture()
-            if self.steps in (1, max_steps) and self._examine_ahead(batch, random):
+            if (self.steps in (1, max_steps) or self._is_suspicious) and self._examine_ahead(batch, random):
                 return
             random.restore()
             scale = self._trainer.scale
             with blamed(f"Step {self.steps} failed"):
-                has_failed = self._trainer.step(batch)
-            if not has_failed:
-                self._look_at_parameters()
+                fate = self._trainer.step(batch)
+            if fate != "skipped":
+                # A step that was taken cannot be replayed: where it left something that is not finite, the next one is looked into.
+                self._is_suspicious = self._looks_broken() or fate == "infinite"
                 continue
             self.skips += 1
             if self._take(self._examined(batch, random, scale=scale, has_failed=True)):
@@ -149,7 +151,9 @@ class TaskSession:
     def _draw(self) -> Any:
         return move_batch(next(self._stream), device=self._device)
 
-    def _look_at_parameters(self) -> None:
-        for name, parameter in self._task.model.named_parameters():
-            if name not in self._since and not bool(torch.isfinite(parameter.detach()).all()):
-                self._since[name] = self.steps
+    def _looks_broken(self) -> bool:
+        """Notes parameters that are not finite any more; whether there are such."""
+        broken = [name for name, each in self._task.model.named_parameters() if not bool(torch.isfinite(each.detach()).all())]
+        for name in broken:
+            self._since.setdefault(name, self.steps)
+        return bool(broken)

@@ -18,7 +18,7 @@ from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeErro
 from halfstep.numerics import Trace, rehearsed_target, trace, users_level
 from halfstep.policy import Policy
 from halfstep.records import Diagnosis
-from halfstep.replay import diagnosis_of, finding_of_trace
+from halfstep.replay import diagnosis_of, finding_of_trace, warning_text
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
 
 __all__ = ["SkipDiagnosis", "diagnose_skips"]
@@ -93,6 +93,7 @@ class SkipDiagnosis:
         self._until_read = after
         self._scale = nan
         self._seen: Trace | None = None
+        self._traced: Trace | None = None
         self._is_told = False
 
     def __enter__(self) -> Self:
@@ -124,12 +125,16 @@ class SkipDiagnosis:
         """The scaler has updated."""
         if isinstance(self._scaler, LossScaler):
             has_reached = self._has_counted(self._scaler)
+        if self._traced is not None:
+            traced, self._traced, self._is_told = self._traced, None, True
+            self._tell_of(traced)
         if not has_reached:
             self._is_told = False
         elif not self._is_told:
             self._scale = self._scaler.get_scale()
             seen = trace(self._model, samples=1)
-            with suppress(StepOrderError):  # Somebody traces already; there will be another step.
+            with suppress(StepOrderError), warnings.catch_warnings():  # Somebody may trace already; there will be another step.
+                warnings.simplefilter("ignore", HalfstepWarning)  # That a compiled model is traced eagerly.
                 seen.__enter__()
                 self._seen = seen
 
@@ -150,39 +155,33 @@ class SkipDiagnosis:
         return self._counts.read()[:2]
 
     def _end_trace(self) -> None:
-        if self._seen is None:
-            return
-        seen, self._seen = self._seen, None
-        seen.__exit__(None, None, None)
+        if self._seen is not None:
+            self._seen.__exit__(None, None, None)
+            self._traced, self._seen = self._seen, None
+
+    def _tell_of(self, seen: Trace) -> None:
         floor = self._scaler.settings.min_scale if isinstance(self._scaler, LossScaler) else 1.0
         policy = Policy(default="fp16")
         finding, evidence = finding_of_trace(seen, model=self._model, policy=policy, scale=self._scale, floor=floor, loss=nan)
         steps, skips = self._numbers()
         device = next((each.device for each in self._model.parameters()), torch.device("cpu"))
-        diagnosis = diagnosis_of(
+        self.diagnosis = diagnosis_of(
             finding,
             task=type(self._model).__name__,
             policy=policy,
             target=rehearsed_target(),
             device=device,
-            step=steps + 1,
-            steps=steps + 1,
+            step=steps,
+            steps=steps,
             skips=skips,
             scale=self._scale,
             evidence=evidence,
             replays=0,
         )
-        self.diagnosis, self._is_told = diagnosis, True
         if self._on_diagnosis is not None:
-            self._on_diagnosis(diagnosis)
-            return
-        where = "" if diagnosis.origin is None else f", at {diagnosis.origin.site}"
-        advice = next((f" {remedy.text}" for remedy in diagnosis.remedies), "")
-        warnings.warn(
-            f"{self._after} steps in a row were skipped. Diagnosis: {diagnosis.cause}{where}. {diagnosis.explanation}{advice}",
-            HalfstepWarning,
-            stacklevel=users_level(),
-        )
+            self._on_diagnosis(self.diagnosis)
+        else:
+            warnings.warn(warning_text(self.diagnosis, skips=self._after), HalfstepWarning, stacklevel=users_level())
 
 
 # What follows scalers, by their class, whose `update` is another function meanwhile. An attribute of the scaler itself would be pickled.

@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from halfstep.precision import HALVES
 from halfstep.scaler import LossScaler
 from halfstep.task import Task
 
-__all__ = ["AbstractTrainer", "trainer_for"]
+__all__ = ["AbstractTrainer", "StepFate", "trainer_for"]
+
+StepFate: TypeAlias = Literal["taken", "skipped", "infinite"]
 
 
 class AbstractTrainer(ABC):
@@ -39,12 +41,16 @@ class AbstractTrainer(ABC):
         """Goes on with another loss scale."""
 
     @abstractmethod
-    def step(self, batch: Any) -> bool:
+    def step(self, batch: Any) -> StepFate:
         """Trains by a step.
 
         Returns:
-            Whether it failed: it was skipped, or its loss is not finite.
+            What became of it: `skipped` where gradients were not finite; `infinite` where it was taken, but its loss is not finite.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the model as it was before, apart from its parameters."""
 
     @abstractmethod
     def paused(self) -> Any:
@@ -90,10 +96,16 @@ class _EngineTrainer(AbstractTrainer):
         if self._scaler is not None:
             self._scaler.update(scale)
 
-    def step(self, batch: Any) -> bool:
+    def step(self, batch: Any) -> StepFate:
         record = self._engine.train_step(self._task.loss, self._task.model, batch)
         loss = float(record.loss)
-        return bool(record.skipped) or loss - loss != 0
+        if record.skipped:
+            return "skipped"
+        return "taken" if loss - loss == 0 else "infinite"
+
+    def close(self) -> None:
+        if self._engine.policy_handle is not None:
+            self._engine.policy_handle.remove()
 
     def paused(self) -> Any:
         return self._engine.without_policy()
@@ -121,7 +133,7 @@ class _PlainTrainer(AbstractTrainer):
     def lower(self, scale: float) -> None:
         pass
 
-    def step(self, batch: Any) -> bool:
+    def step(self, batch: Any) -> StepFate:
         optimizer = self._task.optimizer
         optimizer.zero_grad()
         kind, dtype = self._region
@@ -133,7 +145,10 @@ class _PlainTrainer(AbstractTrainer):
         if not failed:
             optimizer.step()
         optimizer.zero_grad()
-        return failed
+        return "skipped" if failed else "taken"
+
+    def close(self) -> None:
+        pass
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -79,8 +79,7 @@ class StepDriver:
         self._buffers = BufferGuard.of(model) if guards_buffers else None
         if self._buffers is not None:
             self._buffers.remember()
-        self._schedulers = tuple(schedulers)
-        self._callbacks = tuple(callbacks)
+        self._schedulers, self._callbacks = tuple(schedulers), tuple(callbacks)
         self._recomputation = recomputation
         self.inquiry: SkipInquiry | None = None
         self._turn = end.turn()
@@ -239,8 +238,8 @@ class StepDriver:
         """
         if not self.is_complete:
             raise StepOrderError(
-                f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches; the "
-                "others would add scaled gradients. Call it after the last backward() of a step."
+                f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches; the others would add "
+                "scaled gradients. Call it after the last backward() of a step."
             )
 
     def check_idle(self, call: str) -> None:
@@ -355,7 +354,7 @@ class StepDriver:
     def _conclude(self, outcome: Outcome, *, loss: Tensor, lr: float | Tensor, started: float) -> StepRecord:
         self.steps += 1
         if self.inquiry is not None:
-            self.inquiry.see(outcome)
+            self.inquiry.end()
         self._settle_buffers(outcome)
         self._gradients.clear()
         self._forget()
@@ -367,6 +366,8 @@ class StepDriver:
                 scheduler.step()
             for callback in self._callbacks:
                 callback(record)
+        if self.inquiry is not None:
+            self.inquiry.see(outcome)
         return record
 
     def _settle_buffers(self, outcome: Outcome) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import nan
 from typing import Any, Protocol, final
@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from halfstep.distributed import Ranks
 from halfstep.engine.gradient_step import Outcome
-from halfstep.errors import HalfstepWarning
+from halfstep.errors import HalfstepWarning, StepOrderError
 from halfstep.numerics import Trace, rehearsed_target, trace, users_level
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import Diagnosis, StepRecord
-from halfstep.replay import FURTHER, Circumstances, Course, StepCode, diagnosis_of, examine_step, finding_of_trace
+from halfstep.replay import FURTHER, Circumstances, Course, StepCode, diagnosis_of, examine_step, finding_of_trace, warning_text
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
 
 __all__ = ["SkipInquiry"]
@@ -66,37 +66,46 @@ class SkipInquiry:
         self._is_due = False
         self._is_told = False
         self._seen: Trace | None = None
+        self._traced: Trace | None = None
 
     @property
     def is_near(self) -> bool:
         """Whether the next step may be the one that is replayed: what it begins with has to be known then."""
         return self._can_replay and not self._is_told and self._counts.may_reach_limit
 
-    def see(self, outcome: Outcome) -> None:
-        """Takes in what became of a step."""
-        if self._seen is not None:
-            self._end_trace(outcome)
-        found = outcome.found_inf if outcome.found_inf is not None else torch.zeros(())
-        verdict = Verdict(owner=None, found_inf=found, stepped=True, skipped=outcome.skipped)
-        has_reached = self._counts.add([verdict]) is not None
-        if outcome.skipped is False:
-            self._is_told = False
-        self._is_due = has_reached and not self._is_told
-
     def start(self) -> None:
-        """A step begins that nobody can replay: it is traced if it is time."""
-        if self._is_due and self._seen is None:
-            self._is_due = False
-            seen = trace(self._owner().model, samples=1)
+        """A step begins that nobody can replay: it is traced if it is time, unless the user traces it."""
+        if not self._is_due or self._seen is not None:
+            return
+        seen = trace(self._owner().model, samples=1)
+        with suppress(StepOrderError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", HalfstepWarning)  # That a compiled model is traced eagerly.
             seen.__enter__()
-            self._seen = seen
+            self._seen, self._is_due = seen, False
+
+    def end(self) -> None:
+        """The step has ended, and what follows is no part of it."""
+        if self._seen is not None:
+            self._seen.__exit__(None, None, None)
+            self._traced, self._seen = self._seen, None
 
     def give_up(self) -> None:
         """The step in progress was given up; the next one is traced in its place."""
         if self._seen is not None:
-            seen, self._seen = self._seen, None
-            seen.__exit__(None, None, None)
-            self._is_due = True
+            self.end()
+            self._traced, self._is_due = None, True
+
+    def see(self, outcome: Outcome) -> None:
+        """Takes in what became of a step, when all else is done."""
+        found = outcome.found_inf if outcome.found_inf is not None else torch.zeros(())
+        has_reached = self._counts.add([Verdict(owner=None, found_inf=found, stepped=True, skipped=outcome.skipped)]) is not None
+        if not has_reached:
+            self._is_told = False
+        self._is_due = has_reached and not self._is_told
+        if self._traced is not None:
+            traced, self._traced, self._is_due = self._traced, None, False
+            self._is_told = has_reached
+            self._tell_of(traced, scale=float(outcome.scale))
 
     def replay(
         self, fn: Callable[..., Tensor], parts: Sequence[tuple[Any, float]], *, random: RandomState | None, record: StepRecord
@@ -111,7 +120,7 @@ class SkipInquiry:
         """
         if not self._is_due or not self._can_replay:
             return
-        self._is_due = False
+        self._is_due, self._is_told = False, True
         engine = self._owner()
         code = StepCode(
             model=engine.model,
@@ -125,8 +134,12 @@ class SkipInquiry:
             has_failed=True,
             course=Course(following=[code] * FURTHER, optimizers=engine.optimizers, max_grad_norm=engine.max_grad_norm),
         )
-        with engine.without_policy():
-            outcome = examine_step(code, device=engine.device, circumstances=circumstances, step=record.step, random=random)
+        try:
+            with engine.without_policy():
+                outcome = examine_step(code, device=engine.device, circumstances=circumstances, step=record.step, random=random)
+        except StepOrderError:  # The user traces already; there will be another step.
+            self._is_told = False
+            return
         self._tell(
             diagnosis_of(
                 outcome.finding,
@@ -143,14 +156,10 @@ class SkipInquiry:
             )
         )
 
-    def _end_trace(self, outcome: Outcome) -> None:
-        assert self._seen is not None
-        seen, self._seen = self._seen, None
-        seen.__exit__(None, None, None)
-        engine, scale = self._owner(), float(outcome.scale)
-        finding, evidence = finding_of_trace(
-            seen, model=engine.model, policy=engine.policy, scale=scale, floor=self._floor(scale), loss=nan
-        )
+    def _tell_of(self, seen: Trace, *, scale: float) -> None:
+        engine = self._owner()
+        floor = self._floor(scale)
+        finding, evidence = finding_of_trace(seen, model=engine.model, policy=engine.policy, scale=scale, floor=floor, loss=nan)
         steps, skips, _ = self._counts.read()
         self._tell(
             diagnosis_of(
@@ -159,8 +168,8 @@ class SkipInquiry:
                 policy=engine.policy,
                 target=rehearsed_target(),
                 device=engine.device,
-                step=steps + 1,
-                steps=steps + 1,
+                step=steps,
+                steps=steps,
                 skips=skips,
                 scale=scale,
                 evidence=evidence,
@@ -179,13 +188,5 @@ class SkipInquiry:
 
     def _tell(self, diagnosis: Diagnosis) -> None:
         self.diagnosis = diagnosis
-        self._is_told = True
-        what = diagnosis.cause if diagnosis.is_reproduced else "it could not be reproduced"
-        where = "" if diagnosis.origin is None else f", at {diagnosis.origin.site}"
-        advice = next((f" {remedy.text}" for remedy in diagnosis.remedies), "")
-        warnings.warn(
-            f"{self._limit} steps in a row were skipped. Diagnosis: {what}{where}. {diagnosis.explanation}{advice} amp.diagnosis holds all "
-            "of it.",
-            HalfstepWarning,
-            stacklevel=users_level(),
-        )
+        text = f"{warning_text(diagnosis, skips=self._limit)} amp.diagnosis holds all of it."
+        warnings.warn(text, HalfstepWarning, stacklevel=users_level())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
@@ -368,16 +368,9 @@ class MixedPrecision:
         self._driver.check_idle("state_dict()")
         return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler, checker=self._checker)
 
-    @contextmanager
-    def without_policy(self) -> Iterator[None]:
+    def without_policy(self) -> AbstractContextManager[None]:
         """A block in which the model is as it was before the engine, for code that runs it under policies of its own."""
-        if self.policy_handle is not None:
-            self.policy_handle.remove()
-        try:
-            yield
-        finally:
-            if self.policy_handle is not None:
-                self.policy_handle, self._region = attach(self.policy, self.model)
+        return nullcontext() if self.policy_handle is None else self.policy_handle.suspended()
 
     def load_state_dict(self, state: Mapping[str, Any], *, adopt_settings: bool = False) -> None:
         """Goes on from a state; the precision may be another than it was saved in, which is said in a warning.

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from halfstep._torch.tracing import storage_key, storage_keys
+from halfstep._torch.tracing import storage_keys
 from halfstep.numerics.operations import Traits
 
 __all__ = ["OUTSIDE", "Details", "OperationDetail"]
@@ -29,7 +29,8 @@ class OperationDetail:
     """What there is to know of one operation beside its record.
 
     Attributes:
-        sources: For each tensor that it was given, the index of the operation that wrote to its memory last, or `OUTSIDE`.
+        sources: For each tensor that it was given, the index of the operation that wrote to its memory last, or `OUTSIDE`; empty for views,
+            and for what takes no values, such as `ones_like`.
         sample: The same few values of its first result whenever it runs, in fp32, or in fp64 where that loses digits; `None` where that
             is no new tensor of real numbers.
         numbers: The floating-point numbers among its arguments.
@@ -58,12 +59,15 @@ class Details:
 
     def note(self, traits: Traits, inputs: Sequence[Tensor], outputs: Sequence[Tensor], arguments: Iterable[Any]) -> None:
         """Takes in an operation that has run."""
-        sources = tuple([self._writers.get(key, OUTSIDE) for key in storage_keys(inputs)])
         index = len(self.noted)
+        sources: tuple[int, ...] = ()
         sample = None
         if not traits.is_view:
-            for each in outputs:
-                self._writers[storage_key(each)] = index
+            if not traits.takes_no_values:
+                sources = tuple([self._writers.get(key, OUTSIDE) for key in storage_keys(inputs)])
+            for key in storage_keys(outputs):
+                if key is not None:
+                    self._writers[key] = index
             if traits.is_read and outputs:
                 sample = self._sample(outputs[0])
         numbers = tuple([each for each in arguments if type(each) is float])

@@ -16,7 +16,7 @@ __all__ = ["Draws"]
 # What draws other numbers for another dtype. Dropout does not: whether an element is kept is drawn in one way for all.
 _NAMES: Final = (
     "bernoulli normal normal_ normal_functional uniform uniform_ exponential exponential_ geometric geometric_ cauchy cauchy_ log_normal "
-    "log_normal_ rand rand_like randn randn_like multinomial binomial poisson _sample_dirichlet _standard_gamma"
+    "log_normal_ random random_ rand rand_like randn randn_like multinomial binomial poisson _sample_dirichlet _standard_gamma"
 )
 _DRAWING: Final = frozenset(f"aten::{name}" for name in _NAMES.split())
 

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from halfstep._torch.dispatching import schema_of
 from halfstep._torch.tracing import has_schema
+from halfstep.numerics.passing import kind_of_pass
 
 __all__ = ["INFINITE", "NAN", "Traits", "collect_tensors", "traits_of", "written_tensors"]
 
@@ -60,6 +61,7 @@ class Traits:
         is_read: Whether its results are read: those that are new, and that are there when it returns.
         is_in_place: Whether it writes to its first argument alone and returns it.
         is_note: Whether it computes nothing, but tells a profiler something.
+        takes_no_values: Whether it looks at the shapes of its tensors alone, as `ones_like` does.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Traits:
     is_read: bool
     is_in_place: bool
     is_note: bool
+    takes_no_values: bool
 
 
 def traits_of(operation: Any) -> Traits:
@@ -111,7 +114,10 @@ def _traits(
     is_read = not (is_view or is_unwritten or is_collective)
     is_in_place = is_read and written == ((0, "self"),) and returned == ("self",)
     is_note = name.startswith("profiler.")
-    return Traits(name, is_view, is_unwritten, is_collective, returns_backward_parts, written, cast_place, is_read, is_in_place, is_note)
+    makes = kind_of_pass(name.split(".")[1] if "." in name else name) == "makes"
+    return Traits(
+        name, is_view, is_unwritten, is_collective, returns_backward_parts, written, cast_place, is_read, is_in_place, is_note, makes
+    )
 
 
 def collect_tensors(values: Any, into: list[Tensor]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,7 +12,7 @@ from torch import nn
 from typing_extensions import Self
 
 from halfstep._torch import HeldSetting
-from halfstep.casting import Island, Islands, OperationTable, Region, Registrations, in_force
+from halfstep.casting import Island, Islands, OperationTable, Region, Registrations, check_no_island, in_force
 from halfstep.errors import ConfigurationError, InvalidTypeError
 from halfstep.policy.matching import Decision, Place, check_all_match, decide, places
 from halfstep.precision import DTYPES
@@ -21,7 +21,7 @@ from halfstep.records import Precision
 if TYPE_CHECKING:
     from halfstep.policy.values import Policy
 
-__all__ = ["PolicyHandle", "attach_policy", "chosen_decisions"]
+__all__ = ["PolicyHandle", "attach_policy", "check_no_policy", "chosen_decisions"]
 
 
 @final
@@ -34,11 +34,14 @@ class PolicyHandle:
         region: What the code around the model runs in, where that is the engine's to say.
     """
 
-    def __init__(self, policy: Policy, model: nn.Module, *, region: Region, removals: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self, policy: Policy, model: nn.Module, *, region: Region, removals: Sequence[Callable[[], None]], everywhere: bool
+    ) -> None:
         self.policy = policy
         self.model = model
         self.region = region
         self._removals = tuple(removals)
+        self._everywhere = everywhere
 
     def recomputation(self) -> AbstractContextManager[None]:
         """A backward pass through the model, in which what was checkpointed runs again as it ran in the forward pass."""
@@ -46,8 +49,20 @@ class PolicyHandle:
 
     def remove(self) -> None:
         """Takes the policy away: the model is as it was. The second call does nothing."""
-        for remove in self._removals:
+        removals, self._removals = self._removals, ()
+        for remove in removals:
             remove()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """A block in which the policy is not on the model; it is no matter where it was removed for good."""
+        is_applied = bool(self._removals)
+        self.remove()
+        try:
+            yield
+        finally:
+            if is_applied:
+                self._removals = attach_policy(self.policy, self.model, everywhere=self._everywhere)._removals
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +113,18 @@ def attach_policy(policy: Policy, model: nn.Module, *, everywhere: bool) -> Poli
     root = where[0].module
     weakref.finalize(root, registrations.abandon)
     weakref.finalize(root, setting.close)
-    return PolicyHandle(policy, model, region=around, removals=(made.remove, registrations.remove, setting.close))
+    removals = (made.remove, registrations.remove, setting.close)
+    return PolicyHandle(policy, model, region=around, removals=removals, everywhere=everywhere)
+
+
+def check_no_policy(model: nn.Module) -> None:
+    """Accepts a model that no policy is applied to.
+
+    Raises:
+        ConfigurationError: One is.
+    """
+    for module in model.modules():
+        check_no_island(module)
 
 
 def _check_not_lazy(model: nn.Module) -> None:

@@ -7,16 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 from torch import Tensor
 
-from halfstep.numerics import OUTSIDE
+from halfstep.numerics import OUTSIDE, kind_of_pass
 from halfstep.records import OpRecord
 from halfstep.replay.runs import Run
 
 __all__ = ["Pair", "align", "relative_error", "relative_errors"]
+
+
+# What keeps the values that it is given.
+_KEEPING: Final = frozenset({"converts", "moves"})
+
+# Rounding to half precision changes a value by less than this.
+_ROUNDING: Final = 0.05
 
 
 def align(low: Sequence[OpRecord], full: Sequence[OpRecord]) -> list[int | None]:
@@ -114,6 +121,16 @@ class Pair:
         for index, error in zip(places, relative_errors(pairs), strict=True):
             errors[index] = error
         return errors
+
+    @property
+    def is_one_step(self) -> bool:
+        """Whether both began with the same values from outside, as far as those are cast or moved, which rounds them at most."""
+        for op, detail, error in zip(self.low.ops, self.low.details, self.errors, strict=True):
+            is_from_outside = bool(detail.sources) and all(source == OUTSIDE for source in detail.sources)
+            name = op.op.split(".")[1] if op.op.count(".") > 1 else op.op
+            if is_from_outside and not detail.numbers and kind_of_pass(name) in _KEEPING and (error or 0.0) > _ROUNDING:
+                return False
+        return True
 
     def input_error(self, index: int) -> float:
         """The largest relative error among what an operation was given; operations that cannot be compared are looked through."""

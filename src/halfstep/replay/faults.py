@@ -109,16 +109,37 @@ def own_faults(run: Run) -> int | None:
     return next((index for index, op in enumerate(run.ops) if op.makes_nan), None)
 
 
-def entering_fault(run: Run) -> int | None:
-    """The index of the first operation that was given something non-finite from outside of the step, which then does harm; or `None`."""
+def entering_fault(run: Run, *, only_gradients: bool = False) -> int | None:
+    """The index of the first operation that was given something non-finite from outside of the step, which then does harm; or `None`.
+
+    Args:
+        run: The run.
+        only_gradients: Whether only what reaches a gradient counts, since the run may hold more than a step.
+    """
     consumers = consumers_of(run)
     for index, op in enumerate(run.ops):
         detail = run.details[index]
+        if only_gradients and not _reaches_gradients(run, index, consumers):
+            continue
         if not op.has_nonfinite_input or OUTSIDE not in detail.sources or any(each - each != 0 for each in detail.numbers):
             continue
         if not any(run.ops[each].nonfinite for each in _sources(run, index)) and _reaches_an_end(run, index, consumers):
             return index
     return None
+
+
+def _reaches_gradients(run: Run, root: int, consumers: dict[int, list[int]]) -> bool:
+    waiting, seen = [root], {root}
+    while waiting:
+        index = waiting.pop()
+        if not run.ops[index].nonfinite:
+            continue
+        if run.ops[index].phase == "backward":
+            return True
+        new = [each for each in consumers[index] if each not in seen]
+        seen.update(new)
+        waiting.extend(new)
+    return False
 
 
 def _reaches_an_end(run: Run, root: int, consumers: dict[int, list[int]]) -> bool:

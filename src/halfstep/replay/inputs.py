@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from halfstep.batch import tensors_in
 from halfstep.records import NonFiniteTensor
 
 __all__ = ["named_tensors", "nonfinite_tensors", "zeroed"]
@@ -69,13 +68,12 @@ def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 @contextmanager
 def zeroed(batch: Any) -> Iterator[None]:
     """A block in which the values of a batch that are not finite are zero."""
-    kept = [(each, each.clone()) for each in tensors_in(batch) if each.is_floating_point() and not bool(torch.isfinite(each).all())]
+    tensors = [each for _, each in named_tensors(batch, "") if each.is_floating_point() or each.is_complex()]
+    kept = [(each, each.data) for each in tensors if each.layout is torch.strided and not bool(torch.isfinite(each.detach()).all())]
     try:
-        with torch.no_grad():
-            for each, _ in kept:
-                each.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for each, data in kept:
+            each.data = torch.nan_to_num(data, nan=0.0, posinf=0.0, neginf=0.0)
         yield
     finally:
-        with torch.no_grad():
-            for each, value in kept:
-                each.copy_(value)
+        for each, data in kept:
+            each.data = data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from glob import escape
 from itertools import takewhile
 from typing import Final, final
 
@@ -105,7 +106,7 @@ class Islands:
             self._operations.append(name)
 
     def _overrides(self) -> tuple[Override, ...]:
-        found = [Override(kind="module", pattern=path, precision="fp32") for path in self._modules]
+        found = [Override(kind="module", pattern=escape(path), precision="fp32") for path in self._modules]
         for name in self._operations:
             for called in _CALLED.get(name, (name,)):
                 try:

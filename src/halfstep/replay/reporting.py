@@ -13,11 +13,12 @@ from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import DIAGNOSIS_SCHEMA, Diagnosis, Experiment
 from halfstep.replay.advice import excerpt_of
-from halfstep.replay.examination import Circumstances, Examination
+from halfstep.replay.examination import Examination
 from halfstep.replay.findings import Finding
+from halfstep.replay.laboratory import Circumstances
 from halfstep.replay.runs import Replay, StepCode
 
-__all__ = ["Outcome", "diagnosis_of", "examine_step"]
+__all__ = ["Outcome", "diagnosis_of", "examine_step", "warning_text"]
 
 
 @final
@@ -56,6 +57,16 @@ def examine_step(
         examination = Examination(replay, circumstances, progress=progress)
         finding = examination.examine()
         return Outcome(finding=finding, step=step, scale=circumstances.scale, evidence=tuple(examination.evidence), replays=replay.count)
+
+
+def warning_text(diagnosis: Diagnosis, *, skips: int) -> str:
+    """What a warning says after skips in a row."""
+    begin = f"{skips} step{'' if skips == 1 else 's'} in a row {'was' if skips == 1 else 'were'} skipped."
+    if not diagnosis.is_reproduced:
+        return f"{begin} When the step was looked into, nothing was infinite or NaN any more."
+    where = "" if diagnosis.origin is None else f", at {diagnosis.origin.site}"
+    advice = next((f" {remedy.text}" for remedy in diagnosis.remedies), "")
+    return f"{begin} Diagnosis: {diagnosis.cause}{where}. {diagnosis.explanation}{advice}"
 
 
 def diagnosis_of(

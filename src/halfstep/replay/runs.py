@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from halfstep.casting import Region, in_force, shielding_table
 from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
 from halfstep.numerics import Draws, OperationDetail, Trace, Widening, trace
-from halfstep.policy import Policy, attach_policy
+from halfstep.policy import Policy, attach_policy, check_no_policy
 from halfstep.precision import HALVES
 from halfstep.randomness import RandomState
 from halfstep.records import OpRecord
@@ -113,6 +113,7 @@ class Replay:
         self._draws = Draws()
 
     def __enter__(self) -> Replay:
+        check_no_policy(self.code.model)
         self._state = StepState(self.code.model, parameters=[*self.parameters.values()], random=self._random)
         return self
 
@@ -194,7 +195,8 @@ class Replay:
     def _compute(self, code: StepCode, policy: Policy, *, scale: float, within: AbstractContextManager[Any]) -> float:
         loss = 0.0
         with _applied(policy, code.model) as (region, recomputation), warnings.catch_warnings():
-            warnings.simplefilter("ignore", HalfstepWarning)  # A trace says that it runs a compiled model eagerly; that is known.
+            warnings.simplefilter("ignore", HalfstepWarning)  # A trace says that it runs a compiled model eagerly; that is known,
+            warnings.filterwarnings("ignore", message="Using `torch.compile")  # and so is that it hangs hooks on all modules.
             with within:
                 for compute, divisor in code.parts:
                     loss += self._part(compute, divisor, region=region, recomputation=recomputation, scale=scale)

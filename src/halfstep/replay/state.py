@@ -162,5 +162,12 @@ def _restored(current: Any, kept: Any) -> Any:
 def _write(tensor: Tensor, value: Tensor) -> None:
     if tensor.shape != value.shape or tensor.dtype != value.dtype:
         tensor.data = value.clone()
-    elif not torch.equal(tensor, value):  # One that is expanded, or read only, has not changed.
+    elif not _is_same(tensor, value):  # One that is expanded, or read only, has not changed.
         tensor.copy_(value)
+
+
+def _is_same(tensor: Tensor, value: Tensor) -> bool:
+    """Whether two tensors are the same bit for bit; numbers say that 0 is -0, and that NaN is not NaN."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    return torch.equal(*(each.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for each in (tensor, value)))

@@ -45,7 +45,7 @@ class Course:
     def is_clean(self, replay: Replay, run: Run) -> bool:
         """Whether training goes on cleanly after a clean run of the step that failed, with its policy and scale; all is put back after.
 
-        The loss scale may come down meanwhile, as a dynamic one does.
+        The loss scale may come down meanwhile, as a dynamic one does. Steps that raise are not clean.
         """
         state = TrainingState([*replay.parameters.values()], optimizers=self.optimizers)
         try:
@@ -59,6 +59,8 @@ class Course:
                     scale = following.scale
                     is_finite = is_finite and following.is_finite and self._step(replay, following, code=code)
                 return is_finite
+        except Exception:  # Whatever it is, training will come to it by itself, and tell.
+            return False
         finally:
             state.put_back()
 

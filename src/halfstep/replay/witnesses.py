@@ -9,7 +9,7 @@ from torch import nn
 
 from halfstep.numerics import Trace
 from halfstep.policy import Policy
-from halfstep.records import Cause, Experiment, OpRecord, Remedy
+from halfstep.records import UNKNOWN, Cause, Experiment, OpRecord, Remedy
 from halfstep.replay.advice import advice_for
 from halfstep.replay.alignment import Pair
 from halfstep.replay.explanations import explain_data, explain_parameters, explain_witnessed
@@ -41,7 +41,7 @@ def finding_of_trace(
     run = Run(policy=policy, scale=scale, loss=loss, gradients={}, buffers={}, ops=seen.ops, details=seen.details)
     index = own_faults(run)
     origin = None if index is None else run.ops[index]
-    entry = entering_fault(run)
+    entry = entering_fault(run, only_gradients=True)
     told = "No: nothing in it is infinite or NaN." if origin is None else f"Yes: {operation_name(origin)} is not finite."
     evidence = Experiment(
         question="Does the next step break, under a trace?",
@@ -83,6 +83,6 @@ def _cause(origin: OpRecord, *, scale: float, floor: float) -> Cause:
 
 
 def _fp32(origin: OpRecord) -> Remedy:
-    module = origin.site.module
-    text = f"Run {module or 'the model'} in fp32, if it is finite there. `halfstep diagnose` tries that, on a task."
+    module = "the code around it" if origin.site.module == UNKNOWN else origin.site.module or "the model"
+    text = f"Run {module} in fp32, if it is finite there. `halfstep diagnose` tries that, on a task."
     return Remedy(text=text, override=None, verified=False)
