@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final, Literal, cast
@@ -83,6 +84,11 @@ def diagnose(
         factory = load_task(given) if isinstance(given, str) else given
         if not callable(factory):
             raise InvalidTypeError(f"diagnose(task) takes a factory of tasks or the name of one, not a {type(factory).__name__}.")
+        if not isinstance(given, str) and not _takes_an_argument(factory):
+            raise ConfigurationError(
+                "diagnose(fn) was given a function of no arguments. A factory of tasks takes a seed; for a function that computes a loss, "
+                "name the model as well: diagnose(fn, model=model)."
+            )
         return _diagnose_task(
             factory,
             name=task_name(given),
@@ -184,6 +190,16 @@ def _diagnose_function(
         replays=0 if found is None else found.replays,
         interrupted=interrupted,
     )
+
+
+def _takes_an_argument(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # Some built-in functions do not tell.
+        return True
+    return True
 
 
 def _rehearsal(policy: Policy, target: str | None) -> AbstractContextManager[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 
@@ -13,7 +13,18 @@ from halfstep.diagnosis.trainers import AbstractTrainer
 from halfstep.errors import TaskError
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
-from halfstep.replay import FURTHER, Circumstances, Course, Outcome, StepCode, examine_step
+from halfstep.replay import (
+    FURTHER,
+    Circumstances,
+    Course,
+    KeptBatch,
+    Outcome,
+    StepCode,
+    TrainingState,
+    examine_step,
+    examine_update,
+    nonfinite_tensors,
+)
 from halfstep.task import BatchStream, Task, blamed
 
 __all__ = ["TaskSession"]
@@ -51,7 +62,7 @@ class TaskSession:
         self._device = device
         self._progress = progress
         self._stream = BatchStream(task.batches)
-        self._upcoming: deque[Any] = deque()
+        self._upcoming: deque[KeptBatch] = deque()
         self._since: dict[str, int] = {}
         self._is_suspicious = False
 
@@ -75,17 +86,20 @@ class TaskSession:
                 return
             random.restore()
             scale = self._trainer.scale
+            before = self._state() if self._trainer.stores_half else None
             with blamed(f"Step {self.steps} failed"):
-                fate = self._trainer.step(batch)
+                fate = self._trainer.step(batch.given())
             if fate != "skipped":
                 # A step that was taken cannot be replayed: where it left something that is not finite, the next one is looked into.
                 self._is_suspicious = self._looks_broken() or fate == "infinite"
+                if before is not None and self._since and self._take(self._examined_update(batch, random, before)):
+                    return
                 continue
             self.skips += 1
             if self._take(self._examined(batch, random, scale=scale, has_failed=True)):
                 return
 
-    def _examine_ahead(self, batch: Any, random: RandomState) -> bool:
+    def _examine_ahead(self, batch: KeptBatch, random: RandomState) -> bool:
         """Examines a step before it is trained, again with a lower loss scale where that is what is too high.
 
         Returns:
@@ -114,15 +128,8 @@ class TaskSession:
             self._trainer.lower(min(finding.passing_scale or self._trainer.floor, self._trainer.scale))
         return ends
 
-    def _examined(self, batch: Any, random: RandomState, *, scale: float, has_failed: bool | None) -> Outcome:
-        circumstances = Circumstances(
-            policy=self._policy,
-            scale=scale,
-            floor=min(self._trainer.floor, scale),
-            has_failed=has_failed,
-            course=Course(following=[self._code(each) for each in self._peek(FURTHER)], optimizers=[self._task.optimizer]),
-            since=self._since,
-        )
+    def _examined(self, batch: KeptBatch, random: RandomState, *, scale: float, has_failed: bool | None) -> Outcome:
+        circumstances = self._circumstances(scale=scale, has_failed=has_failed)
         with blamed(f"Step {self.steps} failed when it was replayed"), self._trainer.paused():
             return examine_step(
                 self._code(batch),
@@ -133,13 +140,36 @@ class TaskSession:
                 progress=lambda what: self._progress(self.steps, what),
             )
 
-    def _code(self, batch: Any) -> StepCode:
-        return StepCode(model=self._task.model, parts=[(lambda: self._task.loss(self._task.model, batch), 1.0)], batch=batch)
+    def _examined_update(self, batch: KeptBatch, random: RandomState, before: TrainingState) -> Outcome:
+        """Examines a step that was taken, and whose update broke parameters, from where it began."""
+        broken = [each for each in nonfinite_tensors(None, self._task.model, since=self._since) if each.kind == "parameter"]
+        before.put_back()
+        circumstances = self._circumstances(scale=1.0, has_failed=None)
+        with blamed(f"Step {self.steps} failed when it was replayed"):
+            code = self._code(batch)
+            return examine_update(code, device=self._device, circumstances=circumstances, step=self.steps, random=random, broken=broken)
 
-    def _next(self) -> Any:
+    def _state(self) -> TrainingState:
+        return TrainingState([*self._task.model.parameters()], optimizers=[self._task.optimizer])
+
+    def _circumstances(self, *, scale: float, has_failed: bool | None) -> Circumstances:
+        return Circumstances(
+            policy=self._policy,
+            scale=scale,
+            floor=min(self._trainer.floor, scale),
+            has_failed=has_failed,
+            course=Course(following=[self._code(each) for each in self._peek(FURTHER)], optimizers=[self._task.optimizer]),
+            since=self._since,
+        )
+
+    def _code(self, batch: KeptBatch) -> StepCode:
+        parts = [(lambda: self._task.loss(self._task.model, batch.given()), 1.0)]
+        return StepCode(model=self._task.model, parts=parts, batch=batch.batch)
+
+    def _next(self) -> KeptBatch:
         return self._upcoming.popleft() if self._upcoming else self._draw()
 
-    def _peek(self, count: int) -> list[Any]:
+    def _peek(self, count: int) -> list[KeptBatch]:
         try:
             while len(self._upcoming) < count:
                 self._upcoming.append(self._draw())
@@ -148,8 +178,8 @@ class TaskSession:
                 raise
         return list(self._upcoming)[:count]
 
-    def _draw(self) -> Any:
-        return move_batch(next(self._stream), device=self._device)
+    def _draw(self) -> KeptBatch:
+        return KeptBatch(move_batch(next(self._stream), device=self._device))
 
     def _looks_broken(self) -> bool:
         """Notes parameters that are not finite any more; whether there are such."""

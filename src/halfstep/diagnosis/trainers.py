@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from torch import Tensor
 
 from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepWarning
 from halfstep.policy import Policy
 from halfstep.precision import HALVES
+from halfstep.replay import StepCode, compute_step
 from halfstep.scaler import LossScaler
 from halfstep.task import Task
 
@@ -35,6 +35,11 @@ class AbstractTrainer(ABC):
     @abstractmethod
     def floor(self) -> float:
         """The lowest loss scale that training would come down to."""
+
+    @property
+    @abstractmethod
+    def stores_half(self) -> bool:
+        """Whether parameters are stored in half precision, which an update alone may break."""
 
     @abstractmethod
     def lower(self, scale: float) -> None:
@@ -89,6 +94,10 @@ class _EngineTrainer(AbstractTrainer):
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     @property
+    def stores_half(self) -> bool:
+        return False
+
+    @property
     def floor(self) -> float:
         return min(self.scale, 1.0)
 
@@ -118,13 +127,14 @@ class _PlainTrainer(AbstractTrainer):
     def __init__(self, task: Task, policy: Policy) -> None:
         self._task = task
         self._policy = policy
-        kind = next(task.model.parameters()).device.type
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(policy.resolved)
-        self._region = (kind, dtype)
 
     @property
     def scale(self) -> float:
         return 1.0
+
+    @property
+    def stores_half(self) -> bool:
+        return True
 
     @property
     def floor(self) -> float:
@@ -136,12 +146,9 @@ class _PlainTrainer(AbstractTrainer):
     def step(self, batch: Any) -> StepFate:
         optimizer = self._task.optimizer
         optimizer.zero_grad()
-        kind, dtype = self._region
-        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
-            loss: Tensor = self._task.loss(self._task.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = compute_step(StepCode(model=self._task.model, parts=[(lambda: self._task.loss(self._task.model, batch), 1.0)]), self._policy)
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        failed = not all(bool(torch.isfinite(each).all()) for each in (loss, *gradients))
+        failed = not (loss - loss == 0 and all(bool(torch.isfinite(each).all()) for each in gradients))
         if not failed:
             optimizer.step()
         optimizer.zero_grad()

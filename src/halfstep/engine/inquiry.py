@@ -21,7 +21,7 @@ from halfstep.numerics import Trace, rehearsed_target, trace, users_level
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import Diagnosis, StepRecord
-from halfstep.replay import FURTHER, Circumstances, Course, StepCode, diagnosis_of, examine_step, finding_of_trace, warning_text
+from halfstep.replay import FURTHER, Circumstances, Course, KeptBatch, StepCode, diagnosis_of, examine_step, finding_of_trace, warning_text
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
 
 __all__ = ["SkipInquiry"]
@@ -122,10 +122,11 @@ class SkipInquiry:
             return
         self._is_due, self._is_told = False, True
         engine = self._owner()
+        kept = [(KeptBatch(part), share) for part, share in parts]
         code = StepCode(
             model=engine.model,
-            parts=[(partial(fn, *part), 1 / share) for part, share in parts],
-            batch=[part for part, _ in parts] if len(parts) > 1 else parts[0][0],
+            parts=[(partial(_computed, fn, part), 1 / share) for part, share in kept],
+            batch=[part.batch for part, _ in kept] if len(kept) > 1 else kept[0][0].batch,
         )
         circumstances = Circumstances(
             policy=engine.policy,
@@ -140,6 +141,9 @@ class SkipInquiry:
         except StepOrderError:  # The user traces already; there will be another step.
             self._is_told = False
             return
+        finally:
+            for part, _ in kept:
+                part.put_back()
         self._tell(
             diagnosis_of(
                 outcome.finding,
@@ -190,3 +194,7 @@ class SkipInquiry:
         self.diagnosis = diagnosis
         text = f"{warning_text(diagnosis, skips=self._limit)} amp.diagnosis holds all of it."
         warnings.warn(text, HalfstepWarning, stacklevel=users_level())
+
+
+def _computed(fn: Callable[..., Tensor], batch: KeptBatch) -> Tensor:
+    return fn(*batch.given())

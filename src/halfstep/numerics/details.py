@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from halfstep._torch.tracing import storage_keys
+from halfstep._torch.tracing import storage_key, storage_keys
 from halfstep.numerics.operations import Traits
 
 __all__ = ["OUTSIDE", "Details", "OperationDetail"]
@@ -31,12 +31,14 @@ class OperationDetail:
     Attributes:
         sources: For each tensor that it was given, the index of the operation that wrote to its memory last, or `OUTSIDE`; empty for views,
             and for what takes no values, such as `ones_like`.
+        outside: For each `OUTSIDE` among them, the name of the model's parameter or buffer that it is; empty for another tensor.
         sample: The same few values of its first result whenever it runs, in fp32, or in fp64 where that loses digits; `None` where that
             is no new tensor of real numbers.
         numbers: The floating-point numbers among its arguments.
     """
 
     sources: tuple[int, ...]
+    outside: tuple[str, ...]
     sample: Tensor | None
     numbers: tuple[float, ...]
 
@@ -49,10 +51,13 @@ class Details:
 
     Args:
         size: How many values of each result are kept, at most.
+        model: Whose parameters and buffers are known by name.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, model: nn.Module | None) -> None:
         self._size = size
+        named = () if model is None else (*model.named_parameters(), *model.named_buffers())
+        self._names = {storage_key(tensor): name for name, tensor in named if not nn.parameter.is_lazy(tensor)}
         self._writers: dict[int | None, int] = {}
         self._places: dict[tuple[int, torch.device], Tensor] = {}
         self.noted: list[OperationDetail] = []
@@ -61,17 +66,21 @@ class Details:
         """Takes in an operation that has run."""
         index = len(self.noted)
         sources: tuple[int, ...] = ()
+        outside: tuple[str, ...] = ()
         sample = None
         if not traits.is_view:
             if not traits.takes_no_values:
-                sources = tuple([self._writers.get(key, OUTSIDE) for key in storage_keys(inputs)])
+                keys = storage_keys(inputs)
+                sources = tuple([self._writers.get(key, OUTSIDE) for key in keys])
+                if OUTSIDE in sources:
+                    outside = tuple([self._names.get(key, "") for key in keys if key not in self._writers])
             for key in storage_keys(outputs):
                 if key is not None:
                     self._writers[key] = index
             if traits.is_read and outputs:
                 sample = self._sample(outputs[0])
         numbers = tuple([each for each in arguments if type(each) is float])
-        self.noted.append(OperationDetail(sources=sources, sample=sample, numbers=numbers))
+        self.noted.append(OperationDetail(sources=sources, outside=outside, sample=sample, numbers=numbers))
 
     def _sample(self, tensor: Tensor) -> Tensor | None:
         if tensor.is_complex() or tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta or tensor.is_nested:

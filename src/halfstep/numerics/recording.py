@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, model: torch.nn.Module | None, *, samples: int) -> None:
         self.target = ""
-        self._details = Details(samples) if samples else None
+        self._details = Details(samples, model=model) if samples else None
         self._sites = CallSites(model)
         self._ranges = Ranges()
         self._finiteness = Finiteness(self._ranges)
@@ -67,6 +67,11 @@ class Recorder:
             self._finiteness.close()
         with untraced():
             self._ranges.pending.settle()
+
+    @property
+    def count(self) -> int:
+        """How many operations have run until now."""
+        return len(self._noted)
 
     def observations(self) -> tuple[Observation, ...]:
         """What was noted, one for each operation; numbers wait on their devices until it is closed."""

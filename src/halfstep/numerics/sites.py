@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import sysconfig
 import threading
 from collections.abc import Sequence
@@ -54,7 +54,8 @@ def is_foreign(filename: str) -> bool:
 
 def users_level() -> int:
     """The `stacklevel` with which a warning that is given where this is called names the line of the user's code."""
-    frame, level = sys._getframe().f_back, 1
+    here = inspect.currentframe()
+    frame, level = here and here.f_back, 1
     while frame is not None and is_foreign(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level

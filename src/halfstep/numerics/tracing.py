@@ -132,6 +132,11 @@ class Trace:
         return self.record.origin
 
     @property
+    def count(self) -> int:
+        """How many operations have run until now."""
+        return len(self.ops) if self._recorder is None else self._recorder.count
+
+    @property
     def details(self) -> tuple[OperationDetail, ...]:
         """Where the arguments of each operation came from, and a sample of its values; empty unless `samples` was given.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,14 +15,15 @@ __all__ = ["advice_for", "excerpt_of"]
 # The smallest positive number of each format.
 _SMALLEST: Final = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
 
-# Numbers in a line of code.
-_NUMBER: Final = re.compile(r"(?<![\w.])\d+\.?\d*(?:[eE][-+]?\d+)?(?![\w.])")
-
 # So many lines are shown before and after the one that is meant.
 _AROUND: Final = 3
 
 # How far back a constant may have come into what broke.
 _DEPTH: Final = 4
+
+# What puts a constant into a mask, and what guards a quotient by one.
+_FILLING: Final = frozenset({"where", "masked_fill", "full", "full_like", "fill", "scalar_tensor"})
+_GUARDING: Final = frozenset({"add", "clamp", "clamp_min", "maximum", "sub", "rsub"})
 
 _PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul"})
 _SUMS: Final = frozenset({"sum", "mean", "cumsum", "prod", "cumprod", "logsumexp", "norm", "linalg_vector_norm", "var", "std"})
@@ -41,7 +41,7 @@ def advice_for(pair: Pair, index: int) -> tuple[Remedy, ...]:
         index: The index of the operation.
     """
     op = pair.low.ops[index]
-    texts = [*_constants(pair, index), *_habits(op)]
+    texts = [*_constants(pair, index), *(_habits(op) if op.nonfinite else ())]
     return tuple(Remedy(text=each, override=None, verified=False) for each in dict.fromkeys(texts))
 
 
@@ -66,13 +66,13 @@ def _constants(pair: Pair, index: int) -> Iterator[str]:
     if not dtype:
         return
     for where, number in _numbers(pair, index):
-        size, place = abs(number), f"{where.site.file}:{where.site.line}"
-        if LARGEST[dtype] < size < float("inf"):
+        size, place, name = abs(number), f"{where.site.file}:{where.site.line}", _name(where)
+        if name in _FILLING and LARGEST[dtype] < size < float("inf"):
             yield (
                 f"The constant {number:g} at {place} does not fit {NAMES[dtype]}. Fill with torch.finfo(x.dtype).min or -inf, once, and "
                 "combine masks as booleans before that."
             )
-        elif 0 < size < _SMALLEST[dtype] / 2:
+        elif name in _GUARDING and 0 < size < _SMALLEST[dtype] / 2:
             yield (
                 f"The constant {number:g} at {place} is zero in {NAMES[dtype]}, so it guards nothing. Use torch.finfo(x.dtype).tiny or "
                 "more, or compute in fp32: x.float()."
@@ -80,22 +80,25 @@ def _constants(pair: Pair, index: int) -> Iterator[str]:
 
 
 def _numbers(pair: Pair, index: int) -> Iterator[tuple[OpRecord, float]]:
+    """The numbers among the arguments of an operation, and of those that its arguments come from."""
     waiting, seen = [(index, 0)], {index}
     while waiting:
         place, depth = waiting.pop(0)
         op, detail = pair.low.ops[place], pair.low.details[place]
         yield from ((op, number) for number in detail.numbers)
-        if depth == 0:
-            yield from ((op, float(each)) for each in _NUMBER.findall(linecache.getline(op.site.file, op.site.line)))
         for source in detail.sources:
             if source >= 0 and source not in seen and depth < _DEPTH:
                 seen.add(source)
                 waiting.append((source, depth + 1))
 
 
+def _name(op: OpRecord) -> str:
+    return op.op.split(".")[1].removesuffix("_") if op.op.count(".") > 1 else op.op
+
+
 def _habits(op: OpRecord) -> Iterator[str]:
     """What is known to help with operations of a kind."""
-    name = op.op.split(".")[1].removesuffix("_") if op.op.count(".") > 1 else op.op
+    name = _name(op)
     place = f"{op.site.file}:{op.site.line}" if op.site.file != UNKNOWN else op.site.module
     code = linecache.getline(op.site.file, op.site.line)
     if name in _PRODUCTS and ("@" in code or "matmul" in code or "einsum" in code or "bmm" in code):

@@ -112,14 +112,17 @@ class Pair:
     def errors(self) -> list[float | None]:
         """The relative error of the sample of each operation; `None` where it has none, or cannot be compared."""
         errors: list[float | None] = [None] * len(self.low.ops)
-        places, pairs = [], []
+        factor = self.low.scale / self.full.scale
+        places, pairs, scaled = [], [], []
         for index, (detail, place) in enumerate(zip(self.low.details, self.counterparts, strict=True)):
             reference = None if place is None else self.full.details[place].sample
             if detail.sample is not None and reference is not None:
                 places.append(index)
                 pairs.append((detail.sample, reference))
-        for index, error in zip(places, relative_errors(pairs), strict=True):
-            errors[index] = error
+                # Gradients carry the loss scale, and what the backward pass computes besides does not.
+                scaled.append((detail.sample, reference * factor) if self.low.ops[index].phase == "backward" else pairs[-1])
+        for index, error, other in zip(places, relative_errors(pairs), relative_errors(scaled), strict=True):
+            errors[index] = min(error, other)
         return errors
 
     @property

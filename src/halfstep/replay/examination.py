@@ -220,8 +220,8 @@ _UNREPRODUCED: Final = (
     "draws another batch each time, say, or depends on something besides the model, the batch and random numbers."
 )
 _OTHER_VALUES: Final = (
-    "The step was given other values when it was replayed from the same state, so that nothing can be told about it. The function that "
-    "computes the loss draws another batch each time, say: give it one batch."
+    "The step computed with other values when it was replayed from the same state, so that nothing can be told about it: its loss depends "
+    "on something besides the model, the batch and the random numbers of Python, NumPy and torch."
 )
 _UNSEEN: Final = "Gradients are not finite, and no operation that a trace sees makes them so: a hook or another process may."
 
@@ -239,7 +239,7 @@ def _largest_scale(run: Run) -> float:
     factors = [
         LARGEST[op.output_dtypes[0]] / max(op.absmax or 0.0, op.exact_absmax or 0.0)
         for op in run.ops
-        if op.phase == "backward" and op.output_dtypes and op.output_dtypes[0] in LARGEST and op.absmax
+        if op.phase == "backward" and op.output_dtypes and op.output_dtypes[0] in LARGEST and op.absmax and not op.nonfinite
     ]
     return min(run.scale * 2.0 ** floor(log2(min(factors))), LARGEST_SCALE) if factors else run.scale
 

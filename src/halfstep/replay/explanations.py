@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from halfstep.records import Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
+from halfstep.records import UNKNOWN, Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
 from halfstep.replay.alignment import Pair
 from halfstep.replay.runs import Run
 from halfstep.replay.wording import LARGEST, NAMES, amount, operation_name
 
 __all__ = [
     "explain_backward",
+    "explain_broken_update",
     "explain_data",
     "explain_forward",
     "explain_model",
@@ -32,8 +33,8 @@ def explain_forward(pair: Pair, index: int) -> str:
 def explain_backward(pair: Pair, index: int, *, floor: float) -> str:
     """Why gradients overflow at every loss scale."""
     return (
-        f"{_how(pair, index)} That is at the lowest loss scale, {amount(floor)}, so no lower scale helps; in fp32 it is finite, so the "
-        "operation needs fp32."
+        f"{_how(pair, index)} That is with a loss scale of {amount(floor)}, the lowest that training comes down to. In fp32 it is finite, "
+        "so the operation needs fp32."
     )
 
 
@@ -57,20 +58,26 @@ def explain_witnessed(origin: OpRecord) -> str:
 
 def explain_data(tensors: Sequence[NonFiniteTensor], entry: OpRecord) -> str:
     """What is wrong with a batch."""
-    where = f"{operation_name(entry)} ({entry.site.file}:{entry.site.line}) is the first operation that takes"
+    line = f" ({entry.site.file}:{entry.site.line})" if UNKNOWN not in (entry.site.file, entry.site.module) else ""
+    where = f"{operation_name(entry)}{line} is the first operation that takes"
     if not tensors:
         return f"{where} values that are not finite, which no operation and no parameter has made: they are a part of the batch."
     named = ", ".join(f"{each.name} ({each.nonfinite} of {each.elements} values)" for each in tensors[:5])
     return f"Not finite in the batch: {named}. {where} them. The step breaks in fp32 as well, and is clean with zeros in their place."
 
 
-def explain_parameters(tensors: Sequence[NonFiniteTensor]) -> str:
-    """What is wrong with parameters and buffers."""
+def explain_parameters(tensors: Sequence[NonFiniteTensor], *, is_tried: bool = True) -> str:
+    """What is wrong with parameters and buffers.
+
+    Args:
+        tensors: Those that are not finite.
+        is_tried: Whether the step was replayed in fp32.
+    """
     named = ", ".join(f"{each.kind} {each.name} ({each.nonfinite} of {each.elements} values)" for each in tensors[:5])
     more = f", and {len(tensors) - 5} more" if len(tensors) > 5 else ""
     since = min((each.since for each in tensors if each.since is not None), default=None)
     told = f" They have been so since the update of step {since}." if since is not None else ""
-    return f"Before the step began, these were not finite: {named}{more}.{told} The step breaks in fp32 as well."
+    return f"Before the step began, these were not finite: {named}{more}.{told}{' The step breaks in fp32 as well.' if is_tried else ''}"
 
 
 def explain_model(origin: OpRecord | None) -> str:
@@ -79,13 +86,23 @@ def explain_model(origin: OpRecord | None) -> str:
     return f"The same step breaks in fp32, so it is no matter of precision: another precision or loss scale will not help.{where}"
 
 
+def explain_broken_update(tensors: Sequence[NonFiniteTensor], *, step: int) -> str:
+    """Why an update made parameters that are stored in half precision non-finite."""
+    named = ", ".join(f"{each.name} ({each.nonfinite} of {each.elements} values)" for each in tensors[:5])
+    return (
+        f"The gradients of step {step} were finite, and the optimizer's update made these parameters infinite or NaN: {named}. They are "
+        "stored in half precision, and so is what the optimizer computes with: an epsilon of 1e-8 is zero in fp16, and so is the square "
+        "of a small gradient, which leaves a quotient of zeros."
+    )
+
+
 def explain_precision(pair: Pair, index: int, deviation: Deviation) -> str:
     """Which operation loses the accuracy."""
     op = pair.low.ops[index]
     return (
         f"{operation_name(op)} differs by {_percent(deviation.error)} from the same in fp32, while what it is computed from differs by "
-        f"{_percent(deviation.input_error)} at most: {_format(op) or 'half precision'} has too few digits for what it computes. The loss "
-        f"differs by {_percent(deviation.loss_error)}, the gradients by {_percent(deviation.gradient_error)}."
+        f"{_percent(deviation.input_error)} at most: what half precision has rounded before is all that is left there. The loss differs by "
+        f"{_percent(deviation.loss_error)}, the gradients by {_percent(deviation.gradient_error)}."
     )
 
 
@@ -95,7 +112,7 @@ def explain_underflow(vanished: Sequence[VanishedGradients], *, scale: float) ->
     scaled = "without a loss scale" if scale == 1 else f"at a loss scale of {amount(scale)}"
     return (
         f"In {len(vanished)} module{'' if len(vanished) == 1 else 's'} gradients become zero {scaled}: {_percent(zeros / elements)} of "
-        "those that matter in fp32. What is smaller than 6e-8 is zero in fp16; these parameters hardly learn, and nothing says so."
+        "those that matter in fp32. These parameters hardly learn, and nothing says so."
     )
 
 

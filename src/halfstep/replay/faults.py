@@ -36,7 +36,9 @@ class Faults:
     def __init__(self, pair: Pair) -> None:
         self._low = pair.low
         self._errors = pair.errors
-        self._excess = [self._exceeds(index, pair) for index in range(len(pair.low.ops))]
+        self._excess: list[bool] = []
+        for index in range(len(pair.low.ops)):
+            self._excess.append(self._exceeds(index, pair))
         self._consumers = consumers_of(pair.low)
 
     def first(self, phase: Phase) -> int | None:
@@ -50,8 +52,10 @@ class Faults:
 
     def _exceeds(self, index: int, pair: Pair) -> bool:
         op, other = pair.low.ops[index], pair.counterpart(index)
-        if other is None:
-            return op.nonfinite > 0
+        if other is None:  # A cast that fp32 needs none of, say: whether it adds to what it was given is all that can be told.
+            sources = [source for source in pair.low.details[index].sources if source != OUTSIDE]
+            given = max((pair.low.ops[source].nonfinite for source in sources), default=0)
+            return op.makes_nonfinite or any(self._excess[source] for source in sources) or (bool(sources) and op.nonfinite > given > 0)
         return op.nonfinite > other.nonfinite or op.nans > other.nans
 
     def _roots(self, phase: Phase) -> Iterator[int]:

@@ -114,8 +114,10 @@ class Trials:
             run = self._replay.repeated(_with(self._policy, overrides), scale=before.low.scale)
             pair = Pair(low=run, full=self._full)
             now = next((pair.errors[at] or 0.0 for at, other in enumerate(pair.counterparts) if other == place), 0.0)
-            left = Deviations(pair).harm
-            is_kept = run.is_finite and now < _MENDED * error and (left < 1 or left * _BETTER < harm)
+            deviations = Deviations(pair)
+            left = deviations.harm
+            is_better = left < 1 or (left * _BETTER < harm and not any(True for _ in deviations.jumps()))
+            is_kept = run.is_finite and now < _MENDED * error and is_better
             text = Islands.text(overrides)
             answer = f"Its error there is {now:.2g} in place of {error:.2g}."
             self._note(_experiment(run, f"Does {text} keep its accuracy?", answer, is_clean=is_kept, origin=None))
@@ -197,8 +199,9 @@ def _callers(run: Run, index: int) -> Sequence[int]:
 
 
 def _ancestors(run: Run, index: int, *, depth: int) -> Sequence[int]:
-    """The operations that an operation goes back to in so many steps."""
-    found, newest = {index}, {index}
+    """The operations that an operation goes back to in so many steps; for a cast, those that it was made for as well."""
+    found = set(_callers(run, index))
+    newest = found
     for _ in range(depth):
         newest = {source for each in newest for source in run.details[each].sources if source != OUTSIDE} - found
         found |= newest

@@ -11,14 +11,15 @@ import torch
 
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
-from halfstep.records import DIAGNOSIS_SCHEMA, Diagnosis, Experiment
+from halfstep.records import DIAGNOSIS_SCHEMA, Diagnosis, Experiment, NonFiniteTensor
 from halfstep.replay.advice import excerpt_of
 from halfstep.replay.examination import Examination
+from halfstep.replay.explanations import explain_broken_update
 from halfstep.replay.findings import Finding
-from halfstep.replay.laboratory import Circumstances
+from halfstep.replay.laboratory import Circumstances, Laboratory, yes
 from halfstep.replay.runs import Replay, StepCode
 
-__all__ = ["Outcome", "diagnosis_of", "examine_step", "warning_text"]
+__all__ = ["Outcome", "diagnosis_of", "examine_step", "examine_update", "warning_text"]
 
 
 @final
@@ -57,6 +58,34 @@ def examine_step(
         examination = Examination(replay, circumstances, progress=progress)
         finding = examination.examine()
         return Outcome(finding=finding, step=step, scale=circumstances.scale, evidence=tuple(examination.evidence), replays=replay.count)
+
+
+def examine_update(
+    code: StepCode, *, device: torch.device, circumstances: Circumstances, step: int, random: RandomState, broken: Sequence[NonFiniteTensor]
+) -> Outcome:
+    """Examines a step whose update made parameters non-finite that are stored in half precision; all is put back to where the step began.
+
+    Args:
+        code: What the step computes.
+        device: The model's.
+        circumstances: What is known of the step, whose parameters are those that it began with.
+        step: Its number.
+        random: The random numbers that it began with.
+        broken: The parameters.
+    """
+    with Replay(code, device=device, random=random) as replay:
+        laboratory = Laboratory(replay, circumstances, progress=lambda what: None)
+        run = replay.run(circumstances.policy, scale=1.0)
+        laboratory.note(run, "Are its gradients finite?", yes(holds=run.is_finite))
+        text = "Keep parameters in fp32 (model.float()), and lower operations alone: MixedPrecision(model, optimizer, 'fp16')."
+        finding = Finding(
+            cause="parameters",
+            loss=run.loss,
+            explanation=explain_broken_update(broken, step=step),
+            tensors=tuple(broken),
+            remedies=(laboratory.trials(run).stored_wide(text),),
+        )
+        return Outcome(finding=finding, step=step, scale=1.0, evidence=tuple(laboratory.evidence), replays=replay.count)
 
 
 def warning_text(diagnosis: Diagnosis, *, skips: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast, final
 
 import torch
@@ -17,11 +17,11 @@ from halfstep.numerics import Draws, OperationDetail, Trace, Widening, trace
 from halfstep.policy import Policy, attach_policy, check_no_policy
 from halfstep.precision import HALVES
 from halfstep.randomness import RandomState
-from halfstep.records import OpRecord
+from halfstep.records import OpRecord, Site
 from halfstep.replay.checks import all_finite
 from halfstep.replay.state import StepState
 
-__all__ = ["Replay", "Run", "StepCode"]
+__all__ = ["Replay", "Run", "StepCode", "compute_step"]
 
 # So many values of each result are compared.
 _SAMPLES: Final = 64
@@ -166,15 +166,17 @@ class Replay:
         """Runs another step from where things are now, within `going_on()`; its gradients stay with the parameters."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        loss = self._compute(code, policy, scale=scale, within=nullcontext())
+        loss = compute_step(code, policy, scale=scale)
         return Run(policy=policy, scale=scale, loss=loss, gradients=self._gradients(), buffers={}, ops=(), details=())
 
     def _run(self, policy: Policy, *, scale: float, within: AbstractContextManager[Any], seen: Trace | None) -> Run:
         assert self._state is not None, "open it with `with` first"
         self._state.start_over()
         self.count += 1
+        own: list[range] = []
         try:
-            loss = self._compute(self.code, policy, scale=scale, within=_both(within, seen or nullcontext()))
+            inside = _both(within, seen or nullcontext())
+            loss = compute_step(self.code, policy, scale=scale, within=inside, device=self.device, seen=seen, own=own)
             gradients = self._gradients()
             buffers = {name: each.detach().float().clone() for name, each in self.half_buffers.items()}
         finally:
@@ -185,41 +187,75 @@ class Replay:
             loss=loss,
             gradients=gradients,
             buffers=buffers,
-            ops=() if seen is None else seen.ops,
+            ops=() if seen is None else _with_users_sites(seen.ops, own),
             details=() if seen is None else seen.details,
         )
 
     def _gradients(self) -> dict[str, Tensor]:
         return {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
 
-    def _compute(self, code: StepCode, policy: Policy, *, scale: float, within: AbstractContextManager[Any]) -> float:
-        loss = 0.0
-        with _applied(policy, code.model) as (region, recomputation), warnings.catch_warnings():
-            warnings.simplefilter("ignore", HalfstepWarning)  # A trace says that it runs a compiled model eagerly; that is known,
-            warnings.filterwarnings("ignore", message="Using `torch.compile")  # and so is that it hangs hooks on all modules.
-            with within:
-                for compute, divisor in code.parts:
-                    loss += self._part(compute, divisor, region=region, recomputation=recomputation, scale=scale)
-        return loss
 
-    def _part(
-        self,
-        compute: Callable[[], Tensor],
-        divisor: float,
-        *,
-        region: Region,
-        recomputation: Callable[[], AbstractContextManager[None]],
-        scale: float,
-    ) -> float:
-        kind, dtype = self.device.type, region.autocast_dtype
-        with in_force(region.operations or shielding_table()), torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
-            part = compute()
-        _check_part(part)
-        if part.requires_grad:
-            share = part if divisor == 1 else part / divisor
-            with recomputation():
-                (share if scale == 1 else share * torch.tensor(scale, device=share.device)).backward()  # type: ignore[no-untyped-call]
-        return float(part.detach()) / divisor
+def compute_step(
+    code: StepCode,
+    policy: Policy,
+    *,
+    scale: float = 1.0,
+    within: AbstractContextManager[Any] | None = None,
+    device: torch.device | None = None,
+    seen: Trace | None = None,
+    own: list[range] | None = None,
+) -> float:
+    """Runs the forward and the backward pass of a step under a policy; gradients are added to those that there are.
+
+    Args:
+        code: The step, whose model has no policy.
+        policy: With no `auto` in it.
+        scale: The loss scale.
+        within: What is open around the passes.
+        device: The model's; `None` for where its parameters are.
+        seen: The trace that is open within.
+        own: Takes in which of its operations are those that scale the loss.
+
+    Returns:
+        The loss, unscaled.
+    """
+    loss = 0.0
+    device = device or next((each.device for each in (*code.model.parameters(), *code.model.buffers())), torch.device("cpu"))
+    with _applied(policy, code.model) as (region, recomputation), warnings.catch_warnings():
+        warnings.simplefilter("ignore", HalfstepWarning)  # A trace says that it runs a compiled model eagerly; that is known,
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # and so is that it hangs hooks on all modules.
+        with within or nullcontext():
+            for compute, divisor in code.parts:
+                part = _forward(compute, region=region, device=device)
+                if part.requires_grad:
+                    start = 0 if seen is None else seen.count
+                    scaled = part if divisor == 1 else part / divisor
+                    scaled = scaled if scale == 1 else scaled * torch.tensor(scale, device=part.device)
+                    if own is not None and seen is not None:
+                        own.append(range(start, seen.count))
+                    with recomputation():
+                        scaled.backward()  # type: ignore[no-untyped-call]
+                loss += float(part.detach()) / divisor
+    return loss
+
+
+def _forward(compute: Callable[[], Tensor], *, region: Region, device: torch.device) -> Tensor:
+    dtype = region.autocast_dtype
+    with in_force(region.operations or shielding_table()), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        part = compute()
+    _check_part(part)
+    return part
+
+
+def _with_users_sites(ops: tuple[OpRecord, ...], own: Sequence[range]) -> tuple[OpRecord, ...]:
+    """Operations, of which those that scale a loss, and their backward passes, belong to where the loss was computed."""
+    sites: dict[Site, Site] = {}
+    for part in own:
+        before = next((op.site for op in reversed(ops[: part.start]) if op.phase == "forward" and op.absmax is not None), None)
+        sites |= {ops[index].site: before for index in part if before is not None}
+    if not sites:
+        return ops
+    return tuple(replace(op, site=sites[op.site]) if op.site in sites else op for op in ops)
 
 
 def _check_part(loss: object) -> None:

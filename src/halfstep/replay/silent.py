@@ -126,6 +126,13 @@ def _largest_kept_scale(pair: Pair) -> float:
     factors = []
     for index, op in enumerate(pair.low.ops):
         other = pair.counterpart(index)
-        if op.phase == "backward" and op.output_dtypes and op.output_dtypes[0] in LARGEST and other is not None and other.absmax:
+        if (
+            op.phase == "backward"
+            and op.output_dtypes
+            and op.output_dtypes[0] in LARGEST
+            and other is not None
+            and other.absmax
+            and not other.nonfinite
+        ):
             factors.append(LARGEST[op.output_dtypes[0]] / other.absmax)
     return min(2.0 ** floor(log2(min(factors))), LARGEST_SCALE) if factors else pair.low.scale

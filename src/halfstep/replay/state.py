@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,14 @@ from halfstep.randomness import RandomState
 __all__ = ["StepState", "TrainingState"]
 
 
+_PLAIN: Final = (bool, int, float, complex, str, type(None), Tensor)
+
+
 @final
 class StepState:
-    """What a forward and a backward pass change: random numbers, buffers and gradients; the gradients are taken away meanwhile.
+    """What a forward and a backward pass change: random numbers, buffers, gradients, and plain attributes of modules such as a counter.
+
+    Gradients are taken away meanwhile.
 
     Args:
         model: The model.
@@ -42,6 +47,7 @@ class StepState:
             for module in model.modules()
             for name, buffer in own_buffers(module).items()
         ]
+        self._attributes = [(module, _plain_attributes(module)) for module in model.modules()]
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
         self.start_over()
 
@@ -57,6 +63,10 @@ class StepState:
                     setattr(module, name, buffer)
                 if buffer is not None and value is not None:
                     _write(buffer, value.to(buffer.dtype) if value.dtype.is_floating_point else value)
+        for module, attributes in self._attributes:
+            for name in _plain_attributes(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
         for parameter, _ in self._gradients:
             parameter.grad = None
 
@@ -66,6 +76,11 @@ class StepState:
         self._outside.restore()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """What user code keeps in a module beside parameters, buffers and modules: numbers, texts, tensors; what is in containers stays."""
+    return {name: value for name, value in vars(module).items() if not name.startswith("_") and isinstance(value, _PLAIN)}
 
 
 @final
@@ -170,4 +185,5 @@ def _is_same(tensor: Tensor, value: Tensor) -> bool:
     """Whether two tensors are the same bit for bit; numbers say that 0 is -0, and that NaN is not NaN."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return False
-    return torch.equal(*(each.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for each in (tensor, value)))
+    bits = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, value)]
+    return torch.equal(*bits)

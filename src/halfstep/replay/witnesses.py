@@ -56,12 +56,13 @@ def finding_of_trace(
 
 def _finding(run: Run, index: int | None, entry: int | None, *, model: nn.Module, floor: float) -> Finding:
     loss = run.loss
-    foreign = nonfinite_tensors(None, model, since={})
     if entry is not None and (index is None or entry < index):
+        named = set(run.details[entry].outside)
+        foreign = tuple(each for each in nonfinite_tensors(None, model, since={}) if each.name in named)
         text = "Leave such samples out, or go back to a checkpoint that is finite."
         remedies = (Remedy(text=text, override=None, verified=False),)
         cause: Cause = "parameters" if foreign else "data"
-        told = explain_parameters(foreign) if foreign else explain_data((), run.ops[entry])
+        told = explain_parameters(foreign, is_tried=False) if foreign else explain_data((), run.ops[entry])
         return Finding(cause=cause, loss=loss, explanation=told, tensors=foreign, remedies=remedies)
     if index is None:
         return Finding(cause="healthy", loss=loss, explanation="", is_reproduced=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from halfstep.policy import Override
-from halfstep.records import OpRecord
+from halfstep.records import UNKNOWN, OpRecord
 
 __all__ = ["amount", "island_text", "operation_name", "place_text"]
 
@@ -15,14 +15,17 @@ NAMES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float
 
 
 def operation_name(op: OpRecord) -> str:
-    """An operation and its module, such as `aten.mm.default in head`."""
-    return f"{op.op} in {place_text(op)}"
+    """An operation and where it is, such as `aten.mm.default in head`."""
+    return f"{op.op} {place_text(op)}"
 
 
 def place_text(op: OpRecord) -> str:
-    """The module of an operation, and whether it is about its backward pass."""
-    module = op.site.module or "the model"
-    return f"the backward pass of {module}" if op.phase == "backward" else module
+    """Where an operation is, as the end of a phrase: in which module, or on which line where it is in none."""
+    if op.site.module != UNKNOWN:
+        module = op.site.module or "the model"
+        return f"in the backward pass of {module}" if op.phase == "backward" else f"in {module}"
+    line = f" at {op.site.file}:{op.site.line}" if op.site.file != UNKNOWN else ""
+    return f"in the backward pass{line}" if op.phase == "backward" else line.strip() or "outside of all modules"
 
 
 def island_text(overrides: Sequence[Override]) -> str:
