@@ -180,7 +180,7 @@ class TestWhatItRefuses:
             ("nosuch", TaskError, "'nosuch' names no factory"),
             (lambda seed: 1 / 0, TaskError, "failed with seed 0: ZeroDivisionError: division by zero .*test_diagnose.py"),
             (lambda seed: None, TaskError, "returned None; it must return a halfstep.Task"),
-            (lambda: None, TaskError, "failed with seed 0: TypeError"),
+            (lambda: None, ConfigurationError, r"function of no arguments.*diagnose\(fn, model=model\)"),
             (sys.exit, TaskError, "The task could not be set up with seed 0: SystemExit: 0"),
             (factory([]), TaskError, r"The task has no batches: Task\(batches=...\) is empty"),
         ],

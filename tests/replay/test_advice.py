@@ -49,35 +49,38 @@ class TestHabits:
         ],
     )
     def test_each_kind_of_operation_has_its_own(self, op: str, part: str) -> None:
-        (text,) = advice(operation(op))
+        (text,) = advice(operation(op, nonfinite=1))
         assert text.startswith(part)
+        assert advice(operation(op)) == []  # It lost its accuracy, say, which is another matter.
 
     @pytest.mark.parametrize("op", ["aten.relu.default", "aten.convolution.default", "custom", "mine.function.default"])
     def test_of_others_nothing_is_said(self, op: str) -> None:
-        assert advice(operation(op)) == []
+        assert advice(operation(op, nonfinite=1)) == []
 
     @pytest.mark.parametrize("code", ["scores = q @ k", "scores = torch.matmul(q, k)", "s = einsum('ij,kj', q, k)", "s = torch.bmm(q, k)"])
     def test_products_that_may_be_attention(self, code: str, tmp_path: Path) -> None:
-        (text,) = advice(operation("aten.bmm.default", file=source(tmp_path, code), line=1))
+        (text,) = advice(operation("aten.bmm.default", file=source(tmp_path, code), line=1, nonfinite=1))
         assert f"If these are attention scores ({tmp_path / 'code.py'}:1), multiply the queries by 1 / sqrt(d)" in text
 
     def test_a_linear_layer_is_no_attention(self, tmp_path: Path) -> None:
-        assert advice(operation("aten.mm.default", file=source(tmp_path, "y = self.head(x)"), line=1)) == []
+        assert advice(operation("aten.mm.default", file=source(tmp_path, "y = self.head(x)"), line=1, nonfinite=1)) == []
 
     def test_a_module_stands_for_a_line_that_is_not_known(self) -> None:
-        (text,) = advice(operation("aten.exp.default", file=UNKNOWN, line=0, module="head.act"))
+        (text,) = advice(operation("aten.exp.default", file=UNKNOWN, line=0, module="head.act", nonfinite=1))
         assert "by hand at head.act:" in text
 
     def test_the_gradient_of_a_root(self) -> None:
-        texts = advice(operation("aten.div.Tensor", phase="backward", node="SqrtBackward0"))
+        texts = advice(operation("aten.div.Tensor", phase="backward", node="SqrtBackward0", nonfinite=1))
         assert texts[-1] == "Put an epsilon under the root at train.py:3: its gradient at zero is infinite."
-        assert not any("epsilon" in text for text in advice(operation("aten.div.Tensor", node="SqrtBackward0")))
-        assert not any("epsilon" in text for text in advice(operation("aten.div.Tensor", phase="backward", node="MulBackward0")))
+        assert not any("epsilon" in text for text in advice(operation("aten.div.Tensor", node="SqrtBackward0", nonfinite=1)))
+        assert not any(
+            "epsilon" in text for text in advice(operation("aten.div.Tensor", phase="backward", node="MulBackward0", nonfinite=1))
+        )
 
 
 class TestConstants:
-    def texts(self, number: float, *, dtype: str = "float16") -> list[str]:
-        return [text for text in advice(operation("aten.add.Tensor", dtype=dtype), numbers=((number,),)) if "constant" in text]
+    def texts(self, number: float, *, dtype: str = "float16", op: str = "aten.add.Tensor") -> list[str]:
+        return [text for text in advice(operation(op, dtype=dtype), numbers=((number,),)) if "constant" in text]
 
     @pytest.mark.parametrize(
         ("number", "dtype", "is_too_large"),
@@ -93,8 +96,9 @@ class TestConstants:
         ],
     )
     def test_those_that_are_too_large(self, number: float, dtype: str, is_too_large: bool) -> None:
-        found = self.texts(number, dtype=dtype)
+        found = self.texts(number, dtype=dtype, op="aten.masked_fill.Scalar")
         assert bool(found) == is_too_large
+        assert self.texts(number, dtype=dtype) == []  # A number that is added fills no mask.
         if is_too_large:
             name = "fp16" if dtype == "float16" else "bf16"
             assert found[0].startswith(f"The constant {number:g} at train.py:3 does not fit {name}. Fill with torch.finfo")
@@ -120,18 +124,12 @@ class TestConstants:
             name = "fp16" if dtype == "float16" else "bf16"
             assert found[0].startswith(f"The constant {number:g} at train.py:3 is zero in {name}, so it guards nothing")
 
-    def test_they_are_read_from_the_line(self, tmp_path: Path) -> None:
-        file = source(tmp_path, "x = a1e9 + t2.5e9", "y = x / (norm + 1e-12) * 3", "z = x.clamp(1.0E+6) + 70000")
+    def test_numbers_in_the_line_alone_are_none(self, tmp_path: Path) -> None:
+        file = source(tmp_path, "y = x / 1e8 * 70000")
         assert advice(operation("aten.add.Tensor", file=file, line=1)) == []
-        (text,) = advice(operation("aten.add.Tensor", file=file, line=2))
-        assert text.startswith(f"The constant 1e-12 at {file}:2 is zero in fp16")
-        assert [each.split(" at ")[0] for each in advice(operation("aten.add.Tensor", file=file, line=3))] == [
-            "The constant 1e+06",
-            "The constant 70000",
-        ]
 
     def test_they_may_have_come_in_four_operations_before(self) -> None:
-        steps = [operation("aten.add.Tensor", line=number) for number in range(1, 8)]
+        steps = [operation("aten.where.self", line=number) for number in range(1, 8)]
 
         def told(place: int, *, chain: bool = True) -> list[str]:
             return advice(*steps, numbers=(*([()] * place), (-1e9,)), chain=chain)
@@ -140,10 +138,10 @@ class TestConstants:
         assert told(5, chain=False) == []
 
     def test_each_is_told_once(self) -> None:
-        assert len(advice(operation("aten.add.Tensor"), operation("aten.add.Tensor"), numbers=((-1e9, -1e9), (-1e9,)))) == 1
+        assert len(advice(operation("aten.full.default"), operation("aten.full.default"), numbers=((-1e9, -1e9), (-1e9,)))) == 1
 
     def test_they_come_before_habits(self) -> None:
-        texts = advice(operation("aten.mul.Tensor"), numbers=((-1e9,),))
+        texts = advice(operation("aten.where.self"), operation("aten.mul.Tensor", nonfinite=1), numbers=((-1e9,),))
         assert ["constant" in text for text in texts] == [True, False]
 
     def test_the_format_is_that_of_what_came_in_where_nothing_came_out(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from halfstep.numerics import OUTSIDE
 from halfstep.policy import Override
-from halfstep.records import Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
+from halfstep.records import UNKNOWN, Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
 from halfstep.replay.alignment import Pair
 from halfstep.replay.explanations import (
     explain_backward,
@@ -83,7 +83,7 @@ class TestBackward:
         full = operation(phase="backward", dtype="float32", absmax=1e5, node="MulBackward0")
         assert explain_backward(pair(low, full=full), 0, floor=1.0) == (
             "aten.mul.Tensor in the backward pass of net makes 2 of 8 values infinite out of finite values. The largest would be 100000, "
-            "and fp16 ends at 65504. That is at the lowest loss scale, 1, so no lower scale helps; in fp32 it is finite, so the "
+            "and fp16 ends at 65504. That is with a loss scale of 1, the lowest that training comes down to. In fp32 it is finite, so the "
             "operation needs fp32."
         )
 
@@ -91,7 +91,7 @@ class TestBackward:
         low = operation(phase="backward", nonfinite=2)
         text = explain_backward(pair(low, full=operation(phase="backward", absmax=1e5), scale=8.0), 0, floor=0.5)
         assert "would be 800000" in text
-        assert "at the lowest loss scale, 0.5," in text
+        assert "with a loss scale of 0.5, the lowest" in text
 
 
 class TestScale:
@@ -158,7 +158,7 @@ class TestLosses:
         assert text.startswith(
             "aten.sub.Tensor in net differs by 123 % from the same in fp32, while what it is computed from differs by 0.4 % at most"
         )
-        assert "bf16 has too few digits" in text
+        assert "what half precision has rounded before" in text
         assert "The loss differs by 10 %, the gradients by 80 %." in text
 
     @pytest.mark.parametrize(("scale", "told"), [(1.0, "without a loss scale"), (128.0, "at a loss scale of 128")])
@@ -185,8 +185,11 @@ class TestWording:
         assert amount(value) == text
 
     def test_places(self) -> None:
-        assert place_text(operation(phase="backward", module="")) == "the backward pass of the model"
+        assert place_text(operation(phase="backward", module="")) == "in the backward pass of the model"
         assert operation_name(operation(module="a.b")) == "aten.mul.Tensor in a.b"
+        assert operation_name(operation(module=UNKNOWN)) == "aten.mul.Tensor at train.py:3"
+        assert operation_name(operation(module=UNKNOWN, phase="backward")) == "aten.mul.Tensor in the backward pass at train.py:3"
+        assert operation_name(operation(module=UNKNOWN, file=UNKNOWN, line=0)) == "aten.mul.Tensor outside of all modules"
 
     @pytest.mark.parametrize(
         ("modules", "operations", "text"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
@@ -124,7 +126,7 @@ def predict_dtypes(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     """
     for device in dict.fromkeys((device_type, "cpu" if device_type == "cpu" else "meta")):
         try:
-            with _disable_current_modes(), FakeTensorMode(), torch.no_grad():
+            with _silent(), _disable_current_modes(), FakeTensorMode(), torch.no_grad():
                 results = operation(*_fake(list(args), device), **{name: _fake(each, device) for name, each in kwargs.items()})
         except Exception:
             continue  # Whatever goes wrong here says only that the answer is not known.
@@ -132,6 +134,19 @@ def predict_dtypes(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], 
         flat = [each for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
         return [each.dtype if isinstance(each, Tensor) else None for each in flat]
     return None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """A block in which fake tensors do not log what fails: where an operation is called wrongly, its own error says so."""
+    was_disabled, _LOG.disabled = _LOG.disabled, True
+    try:
+        yield
+    finally:
+        _LOG.disabled = was_disabled
+
+
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def _fake(value: Any, device_type: str) -> Any:

@@ -38,9 +38,9 @@ class OperationDetail:
     """
 
     sources: tuple[int, ...]
-    outside: tuple[str, ...]
     sample: Tensor | None
     numbers: tuple[float, ...]
+    outside: tuple[str, ...] = ()
 
 
 @final
@@ -54,7 +54,7 @@ class Details:
         model: Whose parameters and buffers are known by name.
     """
 
-    def __init__(self, size: int, *, model: nn.Module | None) -> None:
+    def __init__(self, size: int, *, model: nn.Module | None = None) -> None:
         self._size = size
         named = () if model is None else (*model.named_parameters(), *model.named_buffers())
         self._names = {storage_key(tensor): name for name, tensor in named if not nn.parameter.is_lazy(tensor)}

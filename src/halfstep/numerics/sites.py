@@ -54,8 +54,7 @@ def is_foreign(filename: str) -> bool:
 
 def users_level() -> int:
     """The `stacklevel` with which a warning that is given where this is called names the line of the user's code."""
-    here = inspect.currentframe()
-    frame, level = here and here.f_back, 1
+    frame, level = getattr(inspect.currentframe(), "f_back", None), 1
     while frame is not None and is_foreign(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level

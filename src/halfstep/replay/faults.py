@@ -52,6 +52,8 @@ class Faults:
 
     def _exceeds(self, index: int, pair: Pair) -> bool:
         op, other = pair.low.ops[index], pair.counterpart(index)
+        if not op.nonfinite:
+            return False
         if other is None:  # A cast that fp32 needs none of, say: whether it adds to what it was given is all that can be told.
             sources = [source for source in pair.low.details[index].sources if source != OUTSIDE]
             given = max((pair.low.ops[source].nonfinite for source in sources), default=0)
