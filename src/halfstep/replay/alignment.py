@@ -127,13 +127,21 @@ class Pair:
 
     @property
     def is_one_step(self) -> bool:
-        """Whether both began with the same values from outside, as far as those are cast or moved, which rounds them at most."""
-        for op, detail, error in zip(self.low.ops, self.low.details, self.errors, strict=True):
+        """Whether both began with the same values from outside.
+
+        That is told by what low precision does not change: values that are cast or moved, which rounds them at most, and what is computed
+        from fp32 in both.
+        """
+        for index, (detail, error) in enumerate(zip(self.low.details, self.errors, strict=True)):
             is_from_outside = bool(detail.sources) and all(source == OUTSIDE for source in detail.sources)
-            name = op.op.split(".")[1] if op.op.count(".") > 1 else op.op
-            if is_from_outside and not detail.numbers and kind_of_pass(name) in _KEEPING and (error or 0.0) > _ROUNDING:
+            if is_from_outside and not detail.numbers and (error or 0.0) > _ROUNDING and self._keeps_values(index):
                 return False
         return True
+
+    def _keeps_values(self, index: int) -> bool:
+        op, other = self.low.ops[index], self.counterpart(index)
+        name = op.op.split(".")[1] if op.op.count(".") > 1 else op.op
+        return kind_of_pass(name) in _KEEPING or (other is not None and set(op.input_dtypes) == set(other.input_dtypes) == {"float32"})
 
     def input_error(self, index: int) -> float:
         """The largest relative error among what an operation was given; operations that cannot be compared are looked through."""
