@@ -54,7 +54,7 @@ class TestHarmlessInfinities:
 
     def test_a_gradient_that_is_infinite_on_the_way(self) -> None:
         def loss(model: Any, batch: Any) -> Tensor:
-            x = model(batch[0])
+            x: Tensor = model(batch[0])
             return (x + torch.logsumexp(x.masked_fill(x < 0, float("-inf")), -1, keepdim=True)).float().mean()
 
         assert diagnose(training(linear, loss, labelled), target="cuda", max_steps=2).cause in ("healthy", "scale")
