@@ -15,10 +15,10 @@ from typing_extensions import Self
 
 from halfstep._torch import found_infs
 from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError, StepOrderError
-from halfstep.numerics import Trace, rehearsed_target, trace, users_level
+from halfstep.numerics import Trace, trace, users_level
 from halfstep.policy import Policy
 from halfstep.records import Diagnosis
-from halfstep.replay import diagnosis_of, finding_of_trace, warning_text
+from halfstep.replay import diagnosis_of_trace, warning_text
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
 
 __all__ = ["SkipDiagnosis", "diagnose_skips"]
@@ -161,22 +161,16 @@ class SkipDiagnosis:
 
     def _tell_of(self, seen: Trace) -> None:
         floor = self._scaler.settings.min_scale if isinstance(self._scaler, LossScaler) else 1.0
-        policy = Policy(default="fp16")
-        finding, evidence = finding_of_trace(seen, model=self._model, policy=policy, scale=self._scale, floor=floor, loss=nan)
         steps, skips = self._numbers()
-        device = next((each.device for each in self._model.parameters()), torch.device("cpu"))
-        self.diagnosis = diagnosis_of(
-            finding,
-            task=type(self._model).__name__,
-            policy=policy,
-            target=rehearsed_target(),
-            device=device,
-            step=steps,
+        self.diagnosis = diagnosis_of_trace(
+            seen,
+            model=self._model,
+            policy=Policy(default="fp16"),
+            device=next((each.device for each in self._model.parameters()), torch.device("cpu")),
+            scale=self._scale,
+            floor=floor,
             steps=steps,
             skips=skips,
-            scale=self._scale,
-            evidence=evidence,
-            replays=0,
         )
         if self._on_diagnosis is not None:
             self._on_diagnosis(self.diagnosis)

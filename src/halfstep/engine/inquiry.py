@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from math import nan
 from typing import Any, Protocol, final
 from weakref import ref
 
@@ -21,7 +20,17 @@ from halfstep.numerics import Trace, rehearsed_target, trace, users_level
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import Diagnosis, StepRecord
-from halfstep.replay import FURTHER, Circumstances, Course, KeptBatch, StepCode, diagnosis_of, examine_step, finding_of_trace, warning_text
+from halfstep.replay import (
+    FURTHER,
+    Circumstances,
+    Course,
+    KeptBatch,
+    StepCode,
+    diagnosis_of,
+    diagnosis_of_trace,
+    examine_step,
+    warning_text,
+)
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
 
 __all__ = ["SkipInquiry"]
@@ -162,22 +171,17 @@ class SkipInquiry:
 
     def _tell_of(self, seen: Trace, *, scale: float) -> None:
         engine = self._owner()
-        floor = self._floor(scale)
-        finding, evidence = finding_of_trace(seen, model=engine.model, policy=engine.policy, scale=scale, floor=floor, loss=nan)
         steps, skips, _ = self._counts.read()
         self._tell(
-            diagnosis_of(
-                finding,
-                task=type(engine.model).__name__,
+            diagnosis_of_trace(
+                seen,
+                model=engine.model,
                 policy=engine.policy,
-                target=rehearsed_target(),
                 device=engine.device,
-                step=steps,
+                scale=scale,
+                floor=self._floor(scale),
                 steps=steps,
                 skips=skips,
-                scale=scale,
-                evidence=evidence,
-                replays=0,
             )
         )
 

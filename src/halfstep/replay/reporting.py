@@ -8,7 +8,9 @@ from math import nan
 from typing import final
 
 import torch
+from torch import nn
 
+from halfstep.numerics import Trace, rehearsed_target
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import DIAGNOSIS_SCHEMA, Diagnosis, Experiment, NonFiniteTensor
@@ -18,8 +20,9 @@ from halfstep.replay.explanations import explain_broken_update
 from halfstep.replay.findings import Finding
 from halfstep.replay.laboratory import Circumstances, Laboratory, yes
 from halfstep.replay.runs import Replay, StepCode
+from halfstep.replay.witnesses import finding_of_trace
 
-__all__ = ["Outcome", "diagnosis_of", "examine_step", "examine_update", "warning_text"]
+__all__ = ["Outcome", "diagnosis_of", "diagnosis_of_trace", "examine_step", "examine_update", "warning_text"]
 
 
 @final
@@ -96,6 +99,37 @@ def warning_text(diagnosis: Diagnosis, *, skips: int) -> str:
     where = "" if diagnosis.origin is None else f", at {diagnosis.origin.site}"
     advice = next((f" {remedy.text}" for remedy in diagnosis.remedies), "")
     return f"{begin} Diagnosis: {diagnosis.cause}{where}. {diagnosis.explanation}{advice}"
+
+
+def diagnosis_of_trace(
+    seen: Trace, *, model: nn.Module, policy: Policy, device: torch.device, scale: float, floor: float, steps: int, skips: int
+) -> Diagnosis:
+    """The record of what the trace of one step comes to, which is the last that was trained.
+
+    Args:
+        seen: The trace, with details.
+        model: The model.
+        policy: What the step ran in.
+        device: Where.
+        scale: Its loss scale.
+        floor: The lowest loss scale.
+        steps: How many steps were trained.
+        skips: How many of them were skipped.
+    """
+    finding, evidence = finding_of_trace(seen, model=model, policy=policy, scale=scale, floor=floor, loss=nan)
+    return diagnosis_of(
+        finding,
+        task=type(model).__name__,
+        policy=policy,
+        target=rehearsed_target(),
+        device=device,
+        step=steps,
+        steps=steps,
+        skips=skips,
+        scale=scale,
+        evidence=evidence,
+        replays=0,
+    )
 
 
 def diagnosis_of(
