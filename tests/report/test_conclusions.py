@@ -39,6 +39,11 @@ EXCESS = "; the largest would be 102400, and fp16 ends at 65504."
             {"tensors": (NonFiniteTensor(name="mean", kind="buffer", nonfinite=1, elements=8, since=None),) * 3},
             "The model held infinite values or NaN before step 5 began: mean (1 of 8 values) and 2 more.",
         ),
+        (
+            "parameters",
+            {"tensors": (NonFiniteTensor(name="weight", kind="parameter", nonfinite=1, elements=8, since=5),)},
+            "The update of step 5 made the model infinite or NaN: weight (1 of 8 values, since the update of step 5).",
+        ),
         ("model", {}, f"Step 5 breaks in fp32 as well, so it is no matter of precision: {OVERFLOW.format('forward')}."),
         ("model", {"origin": None}, "Step 5 breaks in fp32 as well, so it is no matter of precision."),
         ("forward", {}, f"Not finite in fp16, and finite in fp32: {OVERFLOW.format('forward')}{EXCESS}"),
@@ -53,7 +58,7 @@ EXCESS = "; the largest would be 102400, and fp16 ends at 65504."
             {"scale": 2.0**24, "passing_scale": None},
             "The loss scale of 16777216 is too high for step 5, and nothing else is wrong.",
         ),
-        ("backward", {}, f"Gradients overflow at every loss scale: {OVERFLOW.format('backward')}{EXCESS}"),
+        ("backward", {}, f"Gradients overflow, at the lowest loss scale too, and not in fp32: {OVERFLOW.format('backward')}{EXCESS}"),
         (
             "precision",
             {},

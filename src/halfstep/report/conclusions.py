@@ -100,6 +100,8 @@ def _data(diagnosis: Diagnosis) -> str:
 
 
 def _parameters(diagnosis: Diagnosis) -> str:
+    if any(each.since == diagnosis.step for each in diagnosis.tensors):
+        return f"The update of step {diagnosis.step} made the model infinite or NaN{_tensors(diagnosis)}."
     return f"The model held infinite values or NaN before step {diagnosis.step} began{_tensors(diagnosis)}."
 
 
@@ -117,7 +119,7 @@ def _scale(diagnosis: Diagnosis) -> str:
 
 
 def _backward(diagnosis: Diagnosis) -> str:
-    return f"Gradients overflow at every loss scale{_made(diagnosis.origin)}."
+    return f"Gradients overflow, at the lowest loss scale too, and not in fp32{_made(diagnosis.origin)}."
 
 
 def _precision(diagnosis: Diagnosis) -> str:
