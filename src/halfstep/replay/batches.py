@@ -25,8 +25,8 @@ class KeptBatch:
 
     Example:
         >>> kept = KeptBatch({"x": torch.ones(2), "y": 1})
-        >>> kept.given().pop("y"), kept.given()["x"].zero_(), kept.given()
-        (1, tensor([0., 0.]), {'x': tensor([1., 1.]), 'y': 1})
+        >>> kept.given().pop("y"), kept.given()["x"].zero_().tolist(), kept.given()
+        (1, [0.0, 0.0], {'x': tensor([1., 1.]), 'y': 1})
     """
 
     def __init__(self, batch: Any) -> None:
