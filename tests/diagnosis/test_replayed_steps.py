@@ -212,3 +212,25 @@ def test_batches_that_end() -> None:
 
     diagnosis = diagnose(task, target="cuda", loss_scale=64.0)
     assert (diagnosis.cause, diagnosis.steps) == ("healthy", 2)
+
+
+class Masked(nn.Module):
+    """A buffer of it holds a mask of -inf, which is meant so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = (self.layer(x) + self.mask).softmax(-1)
+        return scores
+
+
+def test_a_mask_in_a_buffer_is_not_blamed_for_bad_data() -> None:
+    model, bad = Masked(), torch.full((4, 4), torch.nan)
+    diagnosis = diagnose(lambda: model(bad).float().square().mean(), model=model, target="cuda")
+    assert diagnosis.cause == "data"
+    assert diagnosis.tensors == ()
+    good = torch.ones(4, 4)
+    assert diagnose(lambda: model(good).float().square().mean(), model=model, target="cuda", loss_scale=64.0).cause == "healthy"

@@ -177,7 +177,8 @@ class Examination:
     def _examine_full(self, low: Run, full: Run) -> Finding:
         """Tells why a step breaks in fp32 as well."""
         entry = entering_fault(full)
-        foreign = [each for each in self._tensors if each.kind != "input"]
+        named = () if entry is None else full.details[entry].outside
+        foreign = [each for each in self._tensors if each.name in named]
         given = [each for each in self._tensors if each.kind == "input"]
         if entry is not None and given:
             self._lab.progress("a replay with zeros in the batch")
@@ -193,7 +194,7 @@ class Examination:
             text = "Go back to a checkpoint whose parameters and buffers are finite."
             remedy = Remedy(text=text, override=None, verified=False)
             return self._given(low, "parameters", explain_parameters(foreign), foreign, remedy=remedy)
-        if entry is not None and (given or not self._tensors):
+        if entry is not None:
             text = "Look at what is given to that operation, where it is loaded or made."
             remedy = Remedy(text=text, override=None, verified=False)
             return self._given(low, "data", explain_data(given, full.ops[entry]), given, remedy=remedy)
