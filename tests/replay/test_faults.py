@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from halfstep.numerics import OUTSIDE
 from halfstep.policy import Policy
 from halfstep.replay.alignment import Pair
-from halfstep.replay.faults import Faults, consumers_of, entering_fault, own_faults
+from halfstep.replay.faults import Faults, entering_fault, own_faults
 from halfstep.replay.runs import Replay, Run, StepCode
 from tests.replay.operations import detail, operation, run_of
 
@@ -286,4 +286,4 @@ class TestEnteringFault:
 
 def test_consumers_are_the_operations_that_were_given_a_result() -> None:
     run = run_of((operation(), detail(OUTSIDE)), (operation(), detail(0, 0)), (operation(), detail(0, 1, OUTSIDE)))
-    assert dict(consumers_of(run)) == {0: [1, 2], 1: [2]}
+    assert dict(run.consumers) == {0: [1, 2], 1: [2]}

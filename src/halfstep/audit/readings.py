@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from halfstep.numerics import kind_of_pass, list_treatments
-from halfstep.records import KeptOperation, KeptReason, ModuleRange, OpRecord, Treatment, UnderflowSite
+from halfstep.records import KeptOperation, KeptReason, ModuleRange, OpRecord, Treatment, UnderflowSite, bare_name
 
 __all__ = ["computing", "is_cast", "is_lowered", "kept_operations", "tightest_ranges", "total_seconds", "underflow_sites"]
 
@@ -31,7 +31,7 @@ def is_cast(op: OpRecord) -> bool:
 
 def computing(ops: Iterable[OpRecord]) -> list[OpRecord]:
     """The operations that compute floating-point results: no views, no casts, nothing that only makes, moves or draws values."""
-    return [op for op in ops if op.absmax is not None and kind_of_pass(_packet(op.op)) not in _NO_COMPUTATION]
+    return [op for op in ops if op.absmax is not None and kind_of_pass(bare_name(op.op)) not in _NO_COMPUTATION]
 
 
 _NO_COMPUTATION: Final = frozenset({"converts", "makes", "moves", "draws"})
@@ -96,11 +96,6 @@ def _by_packet(target: str) -> dict[str, Treatment]:
     return {name.partition(".")[0].lstrip("_"): treatment for name, treatment in list_treatments(target).items()}
 
 
-def _packet(op: str) -> str:
-    """The name without namespace and overload."""
-    return op.split(".")[1] if op.count(".") > 1 else op
-
-
 # What kernels are called that do the work of an operation that autocast knows by another name.
 _PREFIXES: Final = ("_fused_", "_", "native_", "cudnn_", "miopen_", "linalg_")
 _SUFFIXES: Final = ("_backward_data", "_backward", "_forward", "_input", "_overrideable")
@@ -108,7 +103,7 @@ _SUFFIXES: Final = ("_backward_data", "_backward", "_forward", "_input", "_overr
 
 def _forward_name(op: str) -> str:
     """The name that autocast knows an operation by, as far as it can be told: `aten._softmax_backward_data.default` is `softmax`."""
-    name = _packet(op).rstrip("_")
+    name = bare_name(op).rstrip("_")
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     for prefix in _PREFIXES:

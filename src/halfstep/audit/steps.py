@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 import torch
 
 from halfstep.audit.readings import computing, is_cast, is_lowered, kept_operations, tightest_ranges, total_seconds, underflow_sites
-from halfstep.coverage import NamedPolicy, run_step
+from halfstep.coverage import NamedPolicy, rehearsal_of, run_step, settle_device
 from halfstep.errors import ConfigurationError
-from halfstep.hardware import parse_device
-from halfstep.numerics import Trace, check_target, rehearse, trace
+from halfstep.numerics import Trace, trace
 from halfstep.policy import Policy
-from halfstep.precision import rehearsed_dtype
 from halfstep.records import AUDIT_SCHEMA, Audit
 from halfstep.scaler import LossScaler
 from halfstep.task import TaskFactory, fresh_task, load_task, task_name
@@ -77,11 +75,7 @@ def audit_task(
         >>> {kept.op: kept.reason for kept in audit.kept}["aten.native_layer_norm.default"]
         'listed'
     """
-    if target is not None:
-        check_target(target)
-        if device not in ("auto", "cpu"):
-            raise ConfigurationError(f"A target is rehearsed on the CPU, so device={device!r} does not go with it. Leave one out.")
-    place = torch.device("cpu") if target is not None else parse_device(device)
+    place = settle_device(device, target=target)
     policy = NamedPolicy.of(precision).policy.resolve(place)
     if all(each == "fp32" for each in policy.precisions):
         raise ConfigurationError(f"{str(policy)!r} lowers nothing: there is nothing to audit. Name bf16, fp16, or a policy that uses one.")
@@ -100,7 +94,7 @@ def audit_task(
 
 
 def _run(factory: TaskFactory, policy: Policy, *, target: str | None, seed: int, device: torch.device, scale: float) -> _Step:
-    rehearsal: AbstractContextManager[Any] = nullcontext() if target is None else rehearse(target, rehearsed_dtype(policy.precisions))
+    rehearsal = rehearsal_of(policy, target=target)
     scaler = LossScaler(device.type, init_scale=scale) if "fp16" in policy.precisions else None
     with fresh_task(factory, seed=seed, device=device) as made:
         seen = trace(made.model)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from halfstep.errors import ConfigurationError, InvalidTypeError
-from halfstep.policy import Policy
+import torch
 
-__all__ = ["NamedPolicy", "check_policy_first", "told_apart"]
+from halfstep.errors import ConfigurationError, InvalidTypeError
+from halfstep.hardware import parse_device
+from halfstep.numerics import check_target, rehearse
+from halfstep.policy import Policy
+from halfstep.precision import rehearsed_dtype
+
+__all__ = ["NamedPolicy", "check_policy_first", "rehearsal_of", "settle_device", "told_apart"]
 
 _LEVELS: Final = ("O0", "O1", "O2", "O3")
 
@@ -63,6 +69,33 @@ class NamedPolicy:
         """Whether its name is the beginning of its text."""
         text = str(self.policy)
         return self.name != text and self.name == _shortened(text)
+
+
+def settle_device(device: str, *, target: str | None) -> torch.device:
+    """Where a task runs: on the CPU where a target is rehearsed, and where it was asked to elsewhere.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        target: The device type whose numerics are rehearsed; `None` for those of the device itself.
+
+    Raises:
+        ConfigurationError: The target or the device is not allowed, or they do not go together.
+
+    Example:
+        >>> settle_device("auto", target="cuda")
+        device(type='cpu')
+    """
+    if target is None:
+        return parse_device(device)
+    check_target(target)
+    if device not in ("auto", "cpu"):
+        raise ConfigurationError(f"A target is rehearsed on the CPU, so device={device!r} does not go with it. Leave one out.")
+    return torch.device("cpu")
+
+
+def rehearsal_of(policy: Policy, *, target: str | None) -> AbstractContextManager[Any]:
+    """The rehearsal of a target in which a policy is looked at; nothing where there is no target."""
+    return nullcontext() if target is None else rehearse(target, rehearsed_dtype(policy.precisions))
 
 
 def told_apart(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from halfstep.coverage import NamedPolicy
+from halfstep.coverage import NamedPolicy, rehearsal_of, settle_device
 from halfstep.diagnosis.session import TaskSession
 from halfstep.diagnosis.trainers import trainer_for
 from halfstep.errors import ConfigurationError, InvalidTypeError
-from halfstep.hardware import parse_device
-from halfstep.numerics import check_target, rehearse
 from halfstep.policy import Policy
-from halfstep.precision import rehearsed_dtype
 from halfstep.records import Diagnosis
 from halfstep.replay import FURTHER, Circumstances, Course, Outcome, StepCode, diagnosis_of, examine_step
 from halfstep.scaler import LossScaler
@@ -120,7 +117,7 @@ def _diagnose_task(
     progress: Callable[[int, int, str], None],
 ) -> Diagnosis:
     interrupted = False
-    with fresh_task(factory, seed=seed, device=device) as made, _rehearsal(policy, target):
+    with fresh_task(factory, seed=seed, device=device) as made, rehearsal_of(policy, target=target):
         with blamed("The task could not be trained"):
             trainer = trainer_for(made, policy, loss_scale=scale)
         session = TaskSession(
@@ -132,19 +129,14 @@ def _diagnose_task(
             interrupted = True
         finally:
             trainer.close()
-        outcome = session.outcome
         return diagnosis_of(
-            None if outcome is None else outcome.finding,
+            session.outcome or Outcome.nothing(step=session.steps, scale=trainer.scale),
             task=name,
             policy=policy,
             target=target or "",
             device=device,
-            step=session.steps if outcome is None else outcome.step,
             steps=session.steps,
             skips=session.skips,
-            scale=trainer.scale if outcome is None else outcome.scale,
-            evidence=() if outcome is None else outcome.evidence,
-            replays=0 if outcome is None else outcome.replays,
             interrupted=interrupted,
         )
 
@@ -164,7 +156,7 @@ def _diagnose_function(
     first = 1.0 if scale is None or "fp16" not in policy.precisions else scale
     found: Outcome | None = None
     interrupted = False
-    with _rehearsal(policy, target), blamed("The function failed"), suppress(KeyboardInterrupt):
+    with rehearsal_of(policy, target=target), blamed("The function failed"), suppress(KeyboardInterrupt):
         interrupted = True
         while True:
             circumstances = Circumstances(policy=policy, scale=first, floor=min(first, 1.0), has_failed=None, course=course)
@@ -177,17 +169,13 @@ def _diagnose_function(
                 break
             first = passing
     return diagnosis_of(
-        None if found is None else found.finding,
+        found or Outcome.nothing(step=1, scale=first),
         task=task_name(cast("Any", fn)),
         policy=policy,
         target=target or "",
         device=device,
-        step=1,
         steps=1,
         skips=0 if found is None else int(not found.evidence[0].is_clean),
-        scale=first if found is None else found.scale,
-        evidence=() if found is None else found.evidence,
-        replays=0 if found is None else found.replays,
         interrupted=interrupted,
     )
 
@@ -202,17 +190,10 @@ def _takes_an_argument(function: Any) -> bool:
     return True
 
 
-def _rehearsal(policy: Policy, target: str | None) -> AbstractContextManager[Any]:
-    return nullcontext() if target is None else rehearse(target, rehearsed_dtype(policy.precisions))
-
-
 def _place(*, target: str | None, device: str, model: nn.Module | None) -> torch.device:
-    if target is not None:
-        check_target(target)
-        if device not in ("auto", "cpu"):
-            raise ConfigurationError(f"A target is rehearsed on the CPU, so device={device!r} does not go with it. Leave one out.")
+    settled = settle_device(device, target=target)
     if model is None:
-        return torch.device("cpu") if target is not None else parse_device(device)
+        return settled
     given: Any = model
     if not isinstance(given, nn.Module):
         raise InvalidTypeError(f"diagnose(model=...) takes a torch.nn.Module, not a {type(given).__name__}.")

@@ -21,6 +21,7 @@ from halfstep.replay import (
     Outcome,
     StepCode,
     TrainingState,
+    all_finite,
     examine_step,
     examine_update,
     nonfinite_tensors,
@@ -183,7 +184,9 @@ class TaskSession:
 
     def _looks_broken(self) -> bool:
         """Notes parameters that are not finite any more; whether there are such."""
-        broken = [name for name, each in self._task.model.named_parameters() if not bool(torch.isfinite(each.detach()).all())]
-        for name in broken:
-            self._since.setdefault(name, self.steps)
-        return bool(broken)
+        if all_finite(self._task.model.parameters()):
+            return False
+        for name, each in self._task.model.named_parameters():
+            if not all_finite([each]):
+                self._since.setdefault(name, self.steps)
+        return True

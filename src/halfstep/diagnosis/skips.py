@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from math import nan
 from typing import Any, Final, cast, final
 
@@ -14,11 +13,11 @@ from torch import nn
 from typing_extensions import Self
 
 from halfstep._torch import found_infs
-from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError, StepOrderError
-from halfstep.numerics import Trace, trace, users_level
+from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
+from halfstep.numerics import Trace, users_level
 from halfstep.policy import Policy
 from halfstep.records import Diagnosis
-from halfstep.replay import diagnosis_of_trace, warning_text
+from halfstep.replay import diagnosis_of_trace, open_trace, warning_text
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
 
 __all__ = ["SkipDiagnosis", "diagnose_skips"]
@@ -132,11 +131,7 @@ class SkipDiagnosis:
             self._is_told = False
         elif not self._is_told:
             self._scale = self._scaler.get_scale()
-            seen = trace(self._model, samples=1)
-            with suppress(StepOrderError), warnings.catch_warnings():  # Somebody may trace already; there will be another step.
-                warnings.simplefilter("ignore", HalfstepWarning)  # That a compiled model is traced eagerly.
-                seen.__enter__()
-                self._seen = seen
+            self._seen = open_trace(self._model)
 
     def _has_counted(self, scaler: LossScaler) -> bool:
         """Whether a scaler that counts has reached the limit; it is asked only where it may have, since the answer may be on a device."""

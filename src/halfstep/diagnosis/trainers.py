@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, final
-
-import torch
 
 from halfstep.engine import MixedPrecision
 from halfstep.errors import HalfstepWarning
 from halfstep.policy import Policy
 from halfstep.precision import HALVES
-from halfstep.replay import StepCode, compute_step
+from halfstep.replay import StepCode, all_finite, compute_step
 from halfstep.scaler import LossScaler
 from halfstep.task import Task
 
@@ -58,7 +55,7 @@ class AbstractTrainer(ABC):
         """Leaves the model as it was before, apart from its parameters."""
 
     @abstractmethod
-    def paused(self) -> Any:
+    def paused(self) -> AbstractContextManager[None]:
         """A block in which the model has no policy, for replays that bring their own."""
 
 
@@ -116,7 +113,7 @@ class _EngineTrainer(AbstractTrainer):
         if self._engine.policy_handle is not None:
             self._engine.policy_handle.remove()
 
-    def paused(self) -> Any:
+    def paused(self) -> AbstractContextManager[None]:
         return self._engine.without_policy()
 
 
@@ -148,7 +145,7 @@ class _PlainTrainer(AbstractTrainer):
         optimizer.zero_grad()
         loss = compute_step(StepCode(model=self._task.model, parts=[(lambda: self._task.loss(self._task.model, batch), 1.0)]), self._policy)
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        failed = not (loss - loss == 0 and all(bool(torch.isfinite(each).all()) for each in gradients))
+        failed = not (loss - loss == 0 and all_finite(gradients))
         if not failed:
             optimizer.step()
         optimizer.zero_grad()
@@ -157,6 +154,5 @@ class _PlainTrainer(AbstractTrainer):
     def close(self) -> None:
         pass
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        yield
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()

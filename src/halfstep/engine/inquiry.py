@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, final
 from weakref import ref
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from halfstep.distributed import Ranks
 from halfstep.engine.gradient_step import Outcome
 from halfstep.errors import HalfstepWarning, StepOrderError
-from halfstep.numerics import Trace, rehearsed_target, trace, users_level
+from halfstep.numerics import Trace, rehearsed_target, users_level
 from halfstep.policy import Policy
 from halfstep.randomness import RandomState
 from halfstep.records import Diagnosis, StepRecord
@@ -29,6 +29,7 @@ from halfstep.replay import (
     diagnosis_of,
     diagnosis_of_trace,
     examine_step,
+    open_trace,
     warning_text,
 )
 from halfstep.scaler import LossScaler, SkipCounts, Verdict
@@ -86,11 +87,8 @@ class SkipInquiry:
         """A step begins that nobody can replay: it is traced if it is time, unless the user traces it."""
         if not self._is_due or self._seen is not None:
             return
-        seen = trace(self._owner().model, samples=1)
-        with suppress(StepOrderError), warnings.catch_warnings():
-            warnings.simplefilter("ignore", HalfstepWarning)  # That a compiled model is traced eagerly.
-            seen.__enter__()
-            self._seen, self._is_due = seen, False
+        self._seen = open_trace(self._owner().model)
+        self._is_due = self._seen is None
 
     def end(self) -> None:
         """The step has ended, and what follows is no part of it."""
@@ -155,17 +153,13 @@ class SkipInquiry:
                 part.put_back()
         self._tell(
             diagnosis_of(
-                outcome.finding,
+                outcome,
                 task=getattr(fn, "__qualname__", type(fn).__name__),
                 policy=engine.policy,
                 target=rehearsed_target(),
                 device=engine.device,
-                step=record.step,
                 steps=record.step,
                 skips=self._counts.read()[1],
-                scale=record.scale,
-                evidence=outcome.evidence,
-                replays=outcome.replays,
             )
         )
 

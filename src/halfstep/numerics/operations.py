@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from halfstep._torch.dispatching import schema_of
 from halfstep._torch.tracing import has_schema
 from halfstep.numerics.passing import kind_of_pass
+from halfstep.records import bare_name
 
 __all__ = ["INFINITE", "NAN", "Traits", "collect_tensors", "traits_of", "written_tensors"]
 
@@ -114,7 +115,7 @@ def _traits(
     is_read = not (is_view or is_unwritten or is_collective)
     is_in_place = is_read and written == ((0, "self"),) and returned == ("self",)
     is_note = name.startswith("profiler.")
-    makes = kind_of_pass(name.split(".")[1] if "." in name else name) == "makes"
+    makes = kind_of_pass(bare_name(name)) == "makes"
     return Traits(
         name, is_view, is_unwritten, is_collective, returns_backward_parts, written, cast_place, is_read, is_in_place, is_note, makes
     )

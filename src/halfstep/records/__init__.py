@@ -28,6 +28,7 @@ from halfstep.records.diagnosis import (
     StuckTensor,
     VanishedGradients,
 )
+from halfstep.records.formats import FORMATS, LARGEST
 from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
 from halfstep.records.scaler import ScalerStats
 from halfstep.records.step import Precision, StepRecord
@@ -42,12 +43,15 @@ from halfstep.records.trace import (
     Site,
     TraceRecord,
     Treatment,
+    bare_name,
 )
 
 __all__ = [
     "AUDIT_SCHEMA",
     "CAUSES",
     "DIAGNOSIS_SCHEMA",
+    "FORMATS",
+    "LARGEST",
     "SCHEMA",
     "TRACE_SCHEMA",
     "UNKNOWN",
@@ -91,4 +95,5 @@ __all__ = [
     "UnderflowSite",
     "VanishedGradients",
     "Verdict",
+    "bare_name",
 ]

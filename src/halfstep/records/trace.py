@@ -18,6 +18,7 @@ __all__ = [
     "Site",
     "TraceRecord",
     "Treatment",
+    "bare_name",
 ]
 
 # The number of the format of a trace on disk.
@@ -31,6 +32,16 @@ Phase = Literal["forward", "backward"]
 # What autocast does to an operation: runs it in the lower precision of the region, in fp32, in the widest dtype among its arguments, not at
 # all, or as it is.
 Treatment = Literal["lower", "fp32", "promote", "banned", "as_is"]
+
+
+def bare_name(op: str) -> str:
+    """The name of an operation without namespace and overload.
+
+    Example:
+        >>> bare_name("aten.mul_.Tensor"), bare_name("flex_attention")
+        ('mul_', 'flex_attention')
+    """
+    return op.split(".")[1] if op.count(".") > 1 else op
 
 
 @final

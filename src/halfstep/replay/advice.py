@@ -6,9 +6,9 @@ import linecache
 from collections.abc import Iterator
 from typing import Final
 
-from halfstep.records import UNKNOWN, OpRecord, Remedy, SourceLine
+from halfstep.records import FORMATS, UNKNOWN, OpRecord, Remedy, SourceLine, bare_name
 from halfstep.replay.alignment import Pair
-from halfstep.replay.wording import LARGEST, NAMES
+from halfstep.replay.wording import HALF_LARGEST
 
 __all__ = ["advice_for", "excerpt_of"]
 
@@ -62,19 +62,19 @@ def excerpt_of(op: OpRecord | None) -> tuple[SourceLine, ...]:
 def _constants(pair: Pair, index: int) -> Iterator[str]:
     """Constants that half precision cannot hold, among the numbers that went into an operation."""
     op = pair.low.ops[index]
-    dtype = next((each for each in (*op.output_dtypes, *op.input_dtypes) if each in LARGEST), "")
+    dtype = next((each for each in (*op.output_dtypes, *op.input_dtypes) if each in HALF_LARGEST), "")
     if not dtype:
         return
     for where, number in _numbers(pair, index):
         size, place, name = abs(number), f"{where.site.file}:{where.site.line}", _name(where)
-        if name in _FILLING and LARGEST[dtype] < size < float("inf"):
+        if name in _FILLING and HALF_LARGEST[dtype] < size < float("inf"):
             yield (
-                f"The constant {number:g} at {place} does not fit {NAMES[dtype]}. Fill with torch.finfo(x.dtype).min or -inf, once, and "
+                f"The constant {number:g} at {place} does not fit {FORMATS[dtype]}. Fill with torch.finfo(x.dtype).min or -inf, once, and "
                 "combine masks as booleans before that."
             )
         elif name in _GUARDING and 0 < size < _SMALLEST[dtype] / 2:
             yield (
-                f"The constant {number:g} at {place} is zero in {NAMES[dtype]}, so it guards nothing. Use torch.finfo(x.dtype).tiny or "
+                f"The constant {number:g} at {place} is zero in {FORMATS[dtype]}, so it guards nothing. Use torch.finfo(x.dtype).tiny or "
                 "more, or compute in fp32: x.float()."
             )
 
@@ -93,7 +93,7 @@ def _numbers(pair: Pair, index: int) -> Iterator[tuple[OpRecord, float]]:
 
 
 def _name(op: OpRecord) -> str:
-    return op.op.split(".")[1].removesuffix("_") if op.op.count(".") > 1 else op.op
+    return bare_name(op.op).removesuffix("_")
 
 
 def _habits(op: OpRecord) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from halfstep.numerics import OUTSIDE, kind_of_pass
-from halfstep.records import OpRecord
+from halfstep.records import OpRecord, bare_name
 from halfstep.replay.runs import Run
 
 __all__ = ["Pair", "align", "relative_error", "relative_errors"]
@@ -113,16 +113,19 @@ class Pair:
         """The relative error of the sample of each operation; `None` where it has none, or cannot be compared."""
         errors: list[float | None] = [None] * len(self.low.ops)
         factor = self.low.scale / self.full.scale
-        places, pairs, scaled = [], [], []
+        places, pairs, carrying = [], [], []
         for index, (detail, place) in enumerate(zip(self.low.details, self.counterparts, strict=True)):
             reference = None if place is None else self.full.details[place].sample
             if detail.sample is not None and reference is not None:
                 places.append(index)
                 pairs.append((detail.sample, reference))
-                # Gradients carry the loss scale, and what the backward pass computes besides does not.
-                scaled.append((detail.sample, reference * factor) if self.low.ops[index].phase == "backward" else pairs[-1])
-        for index, error, other in zip(places, relative_errors(pairs), relative_errors(scaled), strict=True):
-            errors[index] = min(error, other)
+                if factor != 1 and self.low.ops[index].phase == "backward":
+                    carrying.append((index, (detail.sample, reference * factor)))
+        for index, error in zip(places, relative_errors(pairs), strict=True):
+            errors[index] = error
+        # Gradients carry the loss scale, and what the backward pass computes besides does not.
+        for (index, _), error in zip(carrying, relative_errors([pair for _, pair in carrying]), strict=True):
+            errors[index] = min(errors[index] or 0.0, error)
         return errors
 
     @property
@@ -140,8 +143,9 @@ class Pair:
 
     def _keeps_values(self, index: int) -> bool:
         op, other = self.low.ops[index], self.counterpart(index)
-        name = op.op.split(".")[1] if op.op.count(".") > 1 else op.op
-        return kind_of_pass(name) in _KEEPING or (other is not None and set(op.input_dtypes) == set(other.input_dtypes) == {"float32"})
+        return kind_of_pass(bare_name(op.op)) in _KEEPING or (
+            other is not None and set(op.input_dtypes) == set(other.input_dtypes) == {"float32"}
+        )
 
     def input_error(self, index: int) -> float:
         """The largest relative error among what an operation was given; operations that cannot be compared are looked through."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, final
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from halfstep.records import Deviation, VanishedGradients
 from halfstep.replay.alignment import Pair, relative_error
-from halfstep.replay.faults import consumers_of
 from halfstep.replay.runs import Run
 
 __all__ = ["Deviations", "vanished_gradients"]
@@ -58,12 +57,11 @@ class Deviations:
 
     def jumps(self) -> Iterator[int]:
         """The operations whose results are lost, while what they were computed from is not, and that others compute with."""
-        consumers = consumers_of(self._pair.low)
         for index, error in enumerate(self._pair.errors):
             op = self._pair.low.ops[index]
             if error is None or error < _LOST or op.phase == "backward" or not op.elements:  # Indices count no elements.
                 continue
-            if error >= _JUMP * self._pair.input_error(index) and self._is_carried(index, consumers):
+            if error >= _JUMP * self._pair.input_error(index) and self._is_carried(index):
                 yield index
 
     def at(self, index: int) -> Deviation:
@@ -75,10 +73,10 @@ class Deviations:
             gradient_error=self.gradient_error,
         )
 
-    def _is_carried(self, root: int, consumers: Mapping[int, list[int]]) -> bool:
+    def _is_carried(self, root: int) -> bool:
         waiting, seen, carried = [root], {root}, 0
         while waiting:
-            for index in consumers.get(waiting.pop(), ()):
+            for index in self._pair.low.consumers.get(waiting.pop(), ()):
                 if index in seen:
                     continue
                 seen.add(index)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import floor, isfinite, log2
+from math import isfinite, log2
 from typing import Final, Literal, final
 
-from halfstep.records import Experiment, NonFiniteTensor, OpRecord, Precision, Remedy
+from halfstep.records import Experiment, NonFiniteTensor, Precision, Remedy
 from halfstep.replay.advice import advice_for
 from halfstep.replay.alignment import Pair
 from halfstep.replay.explanations import (
@@ -22,8 +22,9 @@ from halfstep.replay.findings import Finding
 from halfstep.replay.inputs import nonfinite_tensors, zeroed
 from halfstep.replay.laboratory import Circumstances, Laboratory, yes
 from halfstep.replay.runs import Replay, Run
-from halfstep.replay.silent import LARGEST_SCALE, SilentFaults
-from halfstep.replay.wording import LARGEST, operation_name
+from halfstep.replay.scales import highest_scale
+from halfstep.replay.silent import SilentFaults
+from halfstep.replay.wording import operation_name
 
 __all__ = ["Examination"]
 
@@ -86,7 +87,7 @@ class Examination:
             loss=pair.low.loss,
             explanation=explain_forward(pair, index),
             origin=origin,
-            first_nan=_first_nan(pair.low, index),
+            first_nan=pair.low.first_nan(index),
             remedies=(*self._fp32_islands(pair, index, scale=self._lab.scale), *advice_for(pair, index)),
         )
 
@@ -113,7 +114,7 @@ class Examination:
             loss=low.loss,
             explanation=explain_backward(pair, index, floor=self._lab.floor),
             origin=origin,
-            first_nan=_first_nan(at_floor, index),
+            first_nan=at_floor.first_nan(index),
             remedies=(*self._fp32_islands(pair, index, scale=self._lab.floor), *advice_for(pair, index)),
         )
 
@@ -128,7 +129,7 @@ class Examination:
 
     def _lower_scale(self, low: Run, at_floor: Run) -> Finding:
         self._lab.progress("a lower loss scale")
-        scale = min(_largest_scale(at_floor), self._lab.scale / 2)
+        scale = min(highest_scale(at_floor), self._lab.scale / 2)
         run = self._lab.replay.run(self._lab.policy, scale=max(scale, self._lab.floor))
         for _ in range(_HALVINGS):
             if run.is_finite or run.scale <= self._lab.floor:
@@ -206,7 +207,7 @@ class Examination:
             loss=low.loss,
             explanation=explain_model(origin),
             origin=origin,
-            first_nan=None if index is None else _first_nan(full, index),
+            first_nan=None if index is None else full.first_nan(index),
             remedies=() if index is None else advice_for(pair, index),
         )
 
@@ -229,20 +230,6 @@ _UNSEEN: Final = "Gradients are not finite, and no operation that a trace sees m
 
 def _unreproduced(low: Run, why: str) -> Finding:
     return Finding(cause="healthy", loss=low.loss, explanation=why, is_reproduced=False)
-
-
-def _first_nan(run: Run, origin: int) -> OpRecord | None:
-    return next((op for op in run.ops[origin + 1 :] if op.makes_nan), None) if not run.ops[origin].nans else None
-
-
-def _largest_scale(run: Run) -> float:
-    """The largest power of two with which no half-precision result of the backward pass leaves its range, from a run with another."""
-    factors = [
-        LARGEST[op.output_dtypes[0]] / max(op.absmax or 0.0, op.exact_absmax or 0.0)
-        for op in run.ops
-        if op.phase == "backward" and op.output_dtypes and op.output_dtypes[0] in LARGEST and op.absmax and not op.nonfinite
-    ]
-    return min(run.scale * 2.0 ** floor(log2(min(factors))), LARGEST_SCALE) if factors else run.scale
 
 
 def _skips(scale: float, passing: float) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from halfstep.records import UNKNOWN, Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
+from halfstep.records import FORMATS, UNKNOWN, Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
 from halfstep.replay.alignment import Pair
 from halfstep.replay.runs import Run
-from halfstep.replay.wording import LARGEST, NAMES, amount, operation_name
+from halfstep.replay.wording import HALF_LARGEST, amount, operation_name
 
 __all__ = [
     "explain_backward",
@@ -49,11 +49,7 @@ def explain_scale(low: Run, origin: OpRecord | None, *, scale: float, passing: f
 
 def explain_witnessed(origin: OpRecord) -> str:
     """What one trace says of a step that cannot be replayed."""
-    given = "infinite values" if origin.has_nonfinite_input else "finite values"
-    return (
-        f"{operation_name(origin)} makes {origin.nonfinite} of {origin.elements} values {_kind(origin)} out of {given}. The step was "
-        "traced as it ran, and not replayed, so that whether it breaks in fp32 as well is not known."
-    )
+    return f"{_makes(origin)} The step was traced as it ran, and not replayed, so that whether it breaks in fp32 as well is not known."
 
 
 def explain_data(tensors: Sequence[NonFiniteTensor], entry: OpRecord) -> str:
@@ -119,7 +115,7 @@ def explain_underflow(vanished: Sequence[VanishedGradients], *, scale: float) ->
 def explain_update(stuck: Sequence[StuckTensor]) -> str:
     """Why updates do not change parameters."""
     lost, elements = sum(each.stuck for each in stuck), sum(each.elements for each in stuck)
-    dtype = NAMES.get(stuck[0].dtype, stuck[0].dtype)
+    dtype = FORMATS.get(stuck[0].dtype, stuck[0].dtype)
     return (
         f"{len(stuck)} tensor{'' if len(stuck) == 1 else 's'} in {dtype}: {_percent(lost / elements)} of the elements that would change in "
         f"fp32 stay as they are, because the update is smaller than half a unit in the last place of {dtype}. The same is lost in each "
@@ -129,22 +125,26 @@ def explain_update(stuck: Sequence[StuckTensor]) -> str:
 
 def _how(pair: Pair, index: int) -> str:
     op, full = pair.low.ops[index], pair.counterpart(index)
-    given = "infinite values" if op.has_nonfinite_input else "finite values"
-    text = f"{operation_name(op)} makes {op.nonfinite} of {op.elements} values {_kind(op)} out of {given}."
+    text = _makes(op)
     dtype = op.output_dtypes[0] if op.output_dtypes else ""
     largest = op.exact_absmax if op.exact_absmax is not None and op.exact_absmax < inf else None
     if largest is None and full is not None and full.absmax is not None and full.absmax < inf:
         largest = full.absmax * (pair.low.scale if op.phase == "backward" else 1.0)
-    if dtype in LARGEST and largest is not None and largest > LARGEST[dtype]:
-        return f"{text} The largest would be {amount(largest)}, and {NAMES[dtype]} ends at {amount(LARGEST[dtype])}."
+    if dtype in HALF_LARGEST and largest is not None and largest > HALF_LARGEST[dtype]:
+        return f"{text} The largest would be {amount(largest)}, and {FORMATS[dtype]} ends at {amount(HALF_LARGEST[dtype])}."
     return text
+
+
+def _makes(op: OpRecord) -> str:
+    given = "infinite values" if op.has_nonfinite_input else "finite values"
+    return f"{operation_name(op)} makes {op.nonfinite} of {op.elements} values {_kind(op)} out of {given}."
 
 
 def _aftermath(run: Run, index: int) -> str:
     if run.is_finite:
         return "Later operations turn that into finite values, which are wrong: neither the loss nor a gradient shows it."
-    nan = next((op for op in run.ops[index + 1 :] if op.makes_nan), None)
-    return "" if nan is None or run.ops[index].nans else f"The first NaN comes later, in {operation_name(nan)}."
+    nan = run.first_nan(index)
+    return "" if nan is None else f"The first NaN comes later, in {operation_name(nan)}."
 
 
 def _kind(op: OpRecord) -> str:
@@ -154,7 +154,7 @@ def _kind(op: OpRecord) -> str:
 
 
 def _format(op: OpRecord | None) -> str:
-    return "" if op is None or not op.output_dtypes else NAMES.get(op.output_dtypes[0], "")
+    return "" if op is None or not op.output_dtypes else FORMATS.get(op.output_dtypes[0], "")
 
 
 def _percent(share: float) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, final
 
 from halfstep.numerics import OUTSIDE
@@ -11,7 +10,7 @@ from halfstep.records import Phase
 from halfstep.replay.alignment import Pair
 from halfstep.replay.runs import Run
 
-__all__ = ["Faults", "consumers_of", "entering_fault", "own_faults"]
+__all__ = ["Faults", "entering_fault", "own_faults"]
 
 # An operation that turns infinities into finite values of which these are further from those in fp32 has hidden them.
 _HIDDEN: Final = 0.1
@@ -39,7 +38,6 @@ class Faults:
         self._excess: list[bool] = []
         for index in range(len(pair.low.ops)):
             self._excess.append(self._exceeds(index, pair))
-        self._consumers = consumers_of(pair.low)
 
     def first(self, phase: Phase) -> int | None:
         """The index of the first operation of a phase that makes something non-finite that does harm; `None` where none does."""
@@ -69,20 +67,13 @@ class Faults:
         return self._excess[index]
 
     def _harms(self, root: int) -> bool:
-        waiting, seen = [root], {root}
-        while waiting:
-            index = waiting.pop()
-            op = self._low.ops[index]
-            if self._excess[index]:
-                consumers = self._consumers[index]
-                if op.nans or op.phase == "backward" or not consumers:
-                    return True
-                new = [each for each in consumers if each not in seen]
-                seen.update(new)
-                waiting.extend(new)
-            elif op.has_nonfinite_input and (op.op == _READ or (self._errors[index] or 0.0) > _HIDDEN):
-                return True
-        return False
+        return any(self._does_harm(index) for index in _reached(self._low, root, through=self._is_excess))
+
+    def _does_harm(self, index: int) -> bool:
+        op = self._low.ops[index]
+        if self._excess[index]:
+            return op.nans > 0 or op.phase == "backward" or not self._low.consumers.get(index)
+        return op.has_nonfinite_input and (op.op == _READ or (self._errors[index] or 0.0) > _HIDDEN)
 
 
 def _sources(run: Run, index: int) -> Sequence[int]:
@@ -92,14 +83,16 @@ def _sources(run: Run, index: int) -> Sequence[int]:
     return [each for each in run.details[index].sources if each != OUTSIDE]
 
 
-def consumers_of(run: Run) -> dict[int, list[int]]:
-    """For each operation of a run the operations that were given what it made."""
-    consumers: dict[int, list[int]] = defaultdict(list)
-    for index in range(len(run.ops)):
-        for source in dict.fromkeys(run.details[index].sources):
-            if source != OUTSIDE:
-                consumers[source].append(index)
-    return consumers
+def _reached(run: Run, root: int, *, through: Callable[[int], bool]) -> Iterator[int]:
+    """An operation and all that what it made has come to, through operations of which something holds; those that end it, too."""
+    waiting, seen = [root], {root}
+    while waiting:
+        index = waiting.pop()
+        yield index
+        if through(index):
+            new = [each for each in run.consumers.get(index, ()) if each not in seen]
+            seen.update(new)
+            waiting.extend(new)
 
 
 def own_faults(run: Run) -> int | None:
@@ -108,9 +101,8 @@ def own_faults(run: Run) -> int | None:
     It is the first that makes something non-finite out of finite values which then becomes NaN, or reaches a gradient or a result that
     nobody uses further. Where infinities are all that there is to begin with, it is the first that makes NaN of them.
     """
-    consumers = consumers_of(run)
     for index, op in enumerate(run.ops):
-        if op.makes_nonfinite and _reaches_an_end(run, index, consumers):
+        if op.makes_nonfinite and _reaches_an_end(run, index):
             return index
     return next((index for index, op in enumerate(run.ops) if op.makes_nan), None)
 
@@ -122,44 +114,28 @@ def entering_fault(run: Run, *, only_gradients: bool = False) -> int | None:
         run: The run.
         only_gradients: Whether only what reaches a gradient counts, since the run may hold more than a step.
     """
-    consumers = consumers_of(run)
     for index, op in enumerate(run.ops):
         detail = run.details[index]
-        if only_gradients and not _reaches_gradients(run, index, consumers):
-            continue
         if not op.has_nonfinite_input or OUTSIDE not in detail.sources or any(each - each != 0 for each in detail.numbers):
             continue
-        if not any(run.ops[each].nonfinite for each in _sources(run, index)) and _reaches_an_end(run, index, consumers):
+        if any(run.ops[each].nonfinite for each in _sources(run, index)):
+            continue
+        if _reaches_gradients(run, index) if only_gradients else _reaches_an_end(run, index):
             return index
     return None
 
 
-def _reaches_gradients(run: Run, root: int, consumers: dict[int, list[int]]) -> bool:
-    waiting, seen = [root], {root}
-    while waiting:
-        index = waiting.pop()
-        if not run.ops[index].nonfinite:
-            continue
-        if run.ops[index].phase == "backward":
-            return True
-        new = [each for each in consumers[index] if each not in seen]
-        seen.update(new)
-        waiting.extend(new)
-    return False
+def _reaches_gradients(run: Run, root: int) -> bool:
+    reached = (run.ops[index] for index in _reached(run, root, through=lambda index: run.ops[index].nonfinite > 0))
+    return any(op.nonfinite and op.phase == "backward" for op in reached)
 
 
-def _reaches_an_end(run: Run, root: int, consumers: dict[int, list[int]]) -> bool:
-    waiting, seen = [root], {root}
-    while waiting:
-        index = waiting.pop()
-        op = run.ops[index]
-        if op.op == _READ and op.has_nonfinite_input:
-            return True
-        if not op.nonfinite:
-            continue
-        if op.nans or op.phase == "backward" or not consumers[index]:
-            return True
-        new = [each for each in consumers[index] if each not in seen]
-        seen.update(new)
-        waiting.extend(new)
-    return False
+def _reaches_an_end(run: Run, root: int) -> bool:
+    return any(_is_end(run, index) for index in _reached(run, root, through=lambda index: run.ops[index].nonfinite > 0))
+
+
+def _is_end(run: Run, index: int) -> bool:
+    op = run.ops[index]
+    if op.op == _READ and op.has_nonfinite_input:
+        return True
+    return op.nonfinite > 0 and (op.nans > 0 or op.phase == "backward" or not run.consumers.get(index))

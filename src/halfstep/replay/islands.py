@@ -12,7 +12,7 @@ from torch import nn
 from halfstep.errors import ConfigurationError
 from halfstep.numerics import kind_of_pass
 from halfstep.policy import Override, Policy, module_paths
-from halfstep.records import OpRecord
+from halfstep.records import OpRecord, bare_name
 
 __all__ = ["Islands"]
 
@@ -123,7 +123,7 @@ def _forward_name(op: str) -> str:
         >>> _forward_name("aten.mul_.Tensor"), _forward_name("aten._softmax_backward_data.default")
         ('mul', '_softmax')
     """
-    name = op.split(".")[1] if op.count(".") > 1 else op
+    name = bare_name(op)
     return name.partition("_backward")[0].removesuffix("_") or name
 
 

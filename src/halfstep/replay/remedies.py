@@ -11,7 +11,7 @@ from halfstep.policy import Override, Policy
 from halfstep.records import Experiment, OpRecord, Precision, Remedy
 from halfstep.replay.alignment import Pair
 from halfstep.replay.deviations import Deviations
-from halfstep.replay.faults import Faults, consumers_of
+from halfstep.replay.faults import Faults
 from halfstep.replay.islands import Islands
 from halfstep.replay.runs import Replay, Run
 from halfstep.replay.state import TrainingState
@@ -100,16 +100,17 @@ class Trials:
             overrides = growth.around(trial.run, trial.index)
         return ()
 
-    def keeps(self, index: int, *, before: Pair) -> tuple[Remedy, ...]:
+    def keeps(self, index: int, *, before: Pair, harm: float) -> tuple[Remedy, ...]:
         """The smallest island in fp32 that keeps the accuracy of an operation, and with it that of the loss and the gradients.
 
         Args:
             index: The index of the operation.
             before: The step without an island, and in fp32.
+            harm: How far its loss and gradients are from those in fp32.
         """
         growth = _Growth(Islands(self._replay.code.model, policy=self._policy))
         overrides = growth.around(before.low, index)
-        place, error, harm = before.counterparts[index], before.errors[index] or 0.0, Deviations(before).harm
+        place, error = before.counterparts[index], before.errors[index] or 0.0
         while overrides and self._replay.count < _MOST_PRECISE:
             run = self._replay.repeated(_with(self._policy, overrides), scale=before.low.scale)
             pair = Pair(low=run, full=self._full)
@@ -195,7 +196,7 @@ def _callers(run: Run, index: int) -> Sequence[int]:
     """An operation; for a cast, the operations that it was made for."""
     if run.ops[index].op != _CAST or run.ops[index].phase == "backward":
         return [index]
-    return [index, *consumers_of(run)[index]]
+    return [index, *run.consumers.get(index, ())]
 
 
 def _ancestors(run: Run, index: int, *, depth: int) -> Sequence[int]:

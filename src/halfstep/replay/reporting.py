@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from halfstep.numerics import Trace, rehearsed_target
 from halfstep.policy import Policy
@@ -35,6 +36,12 @@ class Outcome:
     scale: float
     evidence: Sequence[Experiment]
     replays: int
+
+    @classmethod
+    def nothing(cls, *, step: int, scale: float) -> Self:
+        """Of a training that was ended before anything was looked into."""
+        finding = Finding(cause="healthy", loss=nan, explanation="")
+        return cls(finding=finding, step=step, scale=scale, evidence=(), replays=0)
 
 
 def examine_step(
@@ -117,53 +124,36 @@ def diagnosis_of_trace(
         skips: How many of them were skipped.
     """
     finding, evidence = finding_of_trace(seen, model=model, policy=policy, scale=scale, floor=floor, loss=nan)
+    outcome = Outcome(finding=finding, step=steps, scale=scale, evidence=evidence, replays=0)
     return diagnosis_of(
-        finding,
-        task=type(model).__name__,
-        policy=policy,
-        target=rehearsed_target(),
-        device=device,
-        step=steps,
-        steps=steps,
-        skips=skips,
-        scale=scale,
-        evidence=evidence,
-        replays=0,
+        outcome, task=type(model).__name__, policy=policy, target=rehearsed_target(), device=device, steps=steps, skips=skips
     )
 
 
 def diagnosis_of(
-    finding: Finding | None,
+    outcome: Outcome,
     *,
     task: str,
     policy: Policy,
     target: str,
     device: torch.device,
-    step: int,
     steps: int,
     skips: int,
-    scale: float,
-    evidence: Sequence[Experiment],
-    replays: int,
     interrupted: bool = False,
 ) -> Diagnosis:
-    """The record of a finding; with `None`, of a training that was ended before anything was found.
+    """The record of what an examination came to.
 
     Args:
-        finding: What was found.
+        outcome: What it came to.
         task: What the task is called.
         policy: What it ran in.
         target: The device type that was rehearsed; empty where none was.
         device: Where it ran.
-        step: The step that was examined, from 1.
         steps: How many steps were trained.
         skips: How many of them were skipped.
-        scale: The loss scale of the step.
-        evidence: What was tried.
-        replays: How often the step ran.
         interrupted: Whether it was ended before its time.
     """
-    finding = finding or Finding(cause="healthy", loss=nan, explanation="")
+    finding = outcome.finding
     return Diagnosis(
         schema=DIAGNOSIS_SCHEMA,
         torch=torch.__version__,
@@ -172,18 +162,18 @@ def diagnosis_of(
         target=target,
         device=str(device),
         cause=finding.cause,
-        step=step,
+        step=outcome.step,
         steps=steps,
         skips=skips,
         loss=None if interrupted and finding.cause == "healthy" else finding.loss,
-        scale=scale,
+        scale=outcome.scale,
         passing_scale=finding.passing_scale,
         origin=finding.origin,
         first_nan=finding.first_nan,
         explanation=finding.explanation,
         remedies=finding.remedies,
-        evidence=tuple(evidence),
-        replays=replays,
+        evidence=tuple(outcome.evidence),
+        replays=outcome.replays,
         is_reproduced=finding.is_reproduced,
         tensors=finding.tensors,
         deviation=finding.deviation,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, cast, final
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from halfstep.casting import Region, in_force, shielding_table
 from halfstep.errors import ConfigurationError, HalfstepWarning, InvalidTypeError
-from halfstep.numerics import Draws, OperationDetail, Trace, Widening, trace
+from halfstep.numerics import OUTSIDE, Draws, OperationDetail, Trace, Widening, trace
 from halfstep.policy import Policy, attach_policy, check_no_policy
 from halfstep.precision import HALVES
 from halfstep.randomness import RandomState
@@ -44,7 +46,7 @@ class StepCode:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """What came out of a step.
 
@@ -66,10 +68,24 @@ class Run:
     ops: tuple[OpRecord, ...]
     details: tuple[OperationDetail, ...]
 
-    @property
+    @cached_property
     def is_finite(self) -> bool:
-        """Whether the loss and all gradients are."""
+        """Whether the loss and all gradients are, when this is first asked."""
         return self.loss - self.loss == 0 and all_finite(self.gradients.values())
+
+    @cached_property
+    def consumers(self) -> Mapping[int, list[int]]:
+        """For each operation the operations that were given what it made."""
+        consumers: dict[int, list[int]] = defaultdict(list)
+        for index, detail in enumerate(self.details):
+            for source in dict.fromkeys(detail.sources):
+                if source != OUTSIDE:
+                    consumers[source].append(index)
+        return consumers
+
+    def first_nan(self, index: int) -> OpRecord | None:
+        """The first operation after another that makes NaN; `None` where there is none, and where that one makes NaN itself."""
+        return None if self.ops[index].nans else next((op for op in self.ops[index + 1 :] if op.makes_nan), None)
 
 
 @final

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import floor, log2
 from typing import Final, final
 
 from halfstep.records import Remedy
@@ -12,16 +11,13 @@ from halfstep.replay.deviations import Deviations, vanished_gradients
 from halfstep.replay.explanations import explain_precision, explain_underflow, explain_update
 from halfstep.replay.findings import Finding
 from halfstep.replay.laboratory import Laboratory, yes
+from halfstep.replay.scales import highest_scale
 from halfstep.replay.updates import stuck_tensors
-from halfstep.replay.wording import LARGEST
 
-__all__ = ["LARGEST_SCALE", "SilentFaults"]
+__all__ = ["SilentFaults"]
 
 # What loss scaling begins with where nothing else is said.
 _USUAL_SCALE: Final = 65536.0
-
-# No loss scale above this is proposed.
-LARGEST_SCALE: Final = 2.0**40
 
 # So many results that lose their accuracy are looked into, and one for which no island helps counts where so much of the loss or of the
 # gradients is lost with it.
@@ -60,7 +56,7 @@ class SilentFaults:
         for _, index in zip(range(_MOST_JUMPS), deviations.jumps(), strict=False):
             origin = pair.low.ops[index]
             self._lab.progress("remedies")
-            found = trials.keeps(index, before=pair)
+            found = trials.keeps(index, before=pair, harm=deviations.harm)
             if found or deviations.loss_error > _LOST_LOSS or deviations.gradient_error > _LOST_GRADIENT:
                 return Finding(
                     cause="precision",
@@ -89,7 +85,7 @@ class SilentFaults:
     def _higher_scale(self, pair: Pair) -> tuple[float | None, tuple[Remedy, ...]]:
         """The loss scale that keeps gradients from vanishing, as high as the range allows."""
         self._lab.progress("a higher loss scale")
-        largest = _largest_kept_scale(pair)
+        largest = highest_scale(pair.low, measured=pair.counterpart)
         trials = self._lab.trials(pair.full)
         for scale in dict.fromkeys((min(_USUAL_SCALE, largest), largest)):
             if scale <= self._lab.scale:
@@ -119,20 +115,3 @@ class SilentFaults:
             stuck=tuple(stuck),
             remedies=(self._lab.trials(pair.full).stored_wide(text),),
         )
-
-
-def _largest_kept_scale(pair: Pair) -> float:
-    """The same from the run in fp32, for one in which gradients vanish."""
-    factors = []
-    for index, op in enumerate(pair.low.ops):
-        other = pair.counterpart(index)
-        if (
-            op.phase == "backward"
-            and op.output_dtypes
-            and op.output_dtypes[0] in LARGEST
-            and other is not None
-            and other.absmax
-            and not other.nonfinite
-        ):
-            factors.append(LARGEST[op.output_dtypes[0]] / other.absmax)
-    return min(2.0 ** floor(log2(min(factors))), LARGEST_SCALE) if factors else pair.low.scale

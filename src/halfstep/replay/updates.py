@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep._torch import without_step_hooks
 from halfstep.precision import HALVES
 from halfstep.records import StuckTensor
 from halfstep.replay.runs import Replay, Run
@@ -69,8 +68,7 @@ def _updated(replay: Replay, run: Run, parameters: Sequence[Tensor], *, optimize
             for name, gradient in run.gradients.items():
                 replay.parameters[name].grad = (gradient / run.scale).to(replay.parameters[name].dtype)
             for optimizer in optimizers:
-                with without_step_hooks(optimizer):
-                    plain_step(optimizer, lambda: torch.tensor(run.loss))
+                plain_step(optimizer, lambda: torch.tensor(run.loss))
             return {name: each.detach().double() - before[name] for name, each in replay.parameters.items()}
     finally:
         state.put_back()

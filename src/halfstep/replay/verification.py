@@ -88,8 +88,7 @@ class Course:
             return torch.tensor(loss)
 
         for optimizer in self.optimizers:
-            with without_step_hooks(optimizer):
-                plain_step(optimizer, again)
+            plain_step(optimizer, again)
         return all_finite(parameters)
 
     def _finish(self, parameters: Sequence[Tensor], *, scale: float) -> None:
@@ -102,10 +101,9 @@ class Course:
 
 
 def plain_step(optimizer: Optimizer, closure: Any) -> None:
-    """The step of an optimizer's class, whatever was put in its place by a scheduler or a scaler."""
+    """The step of an optimizer's class, whatever was put in its place by a scheduler or a scaler; no hook is called."""
     step: Any = type(optimizer).step
     parameter = inspect.signature(step).parameters.get("closure")
-    if parameter is not None and parameter.default is inspect.Parameter.empty:
-        step(optimizer, closure)
-    else:
-        step(optimizer)
+    needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
+    with without_step_hooks(optimizer):
+        step(optimizer, *([closure] if needs_closure else []))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import isfinite
 
 from torch import nn
 
-from halfstep.numerics import Trace
+from halfstep.errors import HalfstepWarning, StepOrderError
+from halfstep.numerics import Trace, trace
 from halfstep.policy import Policy
 from halfstep.records import UNKNOWN, Cause, Experiment, OpRecord, Remedy
 from halfstep.replay.advice import advice_for
@@ -19,7 +21,19 @@ from halfstep.replay.inputs import nonfinite_tensors
 from halfstep.replay.runs import Run
 from halfstep.replay.wording import operation_name
 
-__all__ = ["finding_of_trace"]
+__all__ = ["finding_of_trace", "open_trace"]
+
+
+def open_trace(model: nn.Module) -> Trace | None:
+    """A trace that is open from now on, for `finding_of_trace`; `None` where the user traces already: there will be another step."""
+    seen = trace(model, samples=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HalfstepWarning)  # That a compiled model is traced eagerly.
+            seen.__enter__()
+    except StepOrderError:
+        return None
+    return seen
 
 
 def finding_of_trace(
@@ -72,7 +86,7 @@ def _finding(run: Run, index: int | None, entry: int | None, *, model: nn.Module
         loss=loss,
         explanation=explain_witnessed(origin),
         origin=origin,
-        first_nan=next((op for op in run.ops[index + 1 :] if op.makes_nan), None) if not origin.nans else None,
+        first_nan=run.first_nan(index),
         remedies=(_fp32(origin), *advice_for(Pair(low=run, full=run), index)),
     )
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from halfstep.policy import Override
-from halfstep.records import UNKNOWN, OpRecord
+from halfstep.records import LARGEST, UNKNOWN, OpRecord
 
-__all__ = ["amount", "island_text", "operation_name", "place_text"]
+__all__ = ["HALF_LARGEST", "amount", "island_text", "operation_name", "place_text"]
 
-LARGEST: Final = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
-NAMES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+# Where each half-precision format ends.
+HALF_LARGEST: Final = {dtype: LARGEST[dtype] for dtype in ("float16", "bfloat16")}
 
 
 def operation_name(op: OpRecord) -> str:

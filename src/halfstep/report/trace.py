@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from halfstep.records import UNKNOWN, ModuleRange, OpRecord, Site, TraceRecord
+from halfstep.records import FORMATS, LARGEST, UNKNOWN, ModuleRange, OpRecord, Site, TraceRecord
 from halfstep.report.document import Column, Document, Section, Table
 from halfstep.report.quantities import MISSING, number_text
 
 __all__ = ["FORMATS", "LARGEST", "module_text", "operation_text", "origin_text", "range_sections", "trace_document", "trace_sections"]
-
-# What readers call floating-point dtypes, and where each ends.
-FORMATS: Final[Mapping[str, str]] = MappingProxyType({"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"})
-LARGEST: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "float16": (2 - 2.0**-10) * 2.0**15,
-        "bfloat16": (2 - 2.0**-7) * 2.0**127,
-        "float32": (2 - 2.0**-23) * 2.0**127,
-        "float64": (2 - 2.0**-52) * 2.0**1023,
-    }
-)
 
 _ROOT: Final = "(the model)"
 
