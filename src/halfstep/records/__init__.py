@@ -28,7 +28,6 @@ from halfstep.records.diagnosis import (
     StuckTensor,
     VanishedGradients,
 )
-from halfstep.records.formats import FORMATS, LARGEST
 from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
 from halfstep.records.scaler import ScalerStats
 from halfstep.records.step import Precision, StepRecord
@@ -50,8 +49,6 @@ __all__ = [
     "AUDIT_SCHEMA",
     "CAUSES",
     "DIAGNOSIS_SCHEMA",
-    "FORMATS",
-    "LARGEST",
     "SCHEMA",
     "TRACE_SCHEMA",
     "UNKNOWN",

@@ -6,7 +6,8 @@ import linecache
 from collections.abc import Iterator
 from typing import Final
 
-from halfstep.records import FORMATS, UNKNOWN, OpRecord, Remedy, SourceLine, bare_name
+from halfstep.records import UNKNOWN, OpRecord, Remedy, SourceLine, bare_name
+from halfstep.records.formats import FORMATS
 from halfstep.replay.alignment import Pair
 from halfstep.replay.wording import HALF_LARGEST
 

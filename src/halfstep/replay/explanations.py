@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from halfstep.records import FORMATS, UNKNOWN, Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
+from halfstep.records import UNKNOWN, Deviation, NonFiniteTensor, OpRecord, StuckTensor, VanishedGradients
+from halfstep.records.formats import FORMATS
 from halfstep.replay.alignment import Pair
 from halfstep.replay.runs import Run
 from halfstep.replay.wording import HALF_LARGEST, amount, operation_name

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from halfstep.policy import Override
-from halfstep.records import LARGEST, UNKNOWN, OpRecord
+from halfstep.records import UNKNOWN, OpRecord
+from halfstep.records.formats import LARGEST
 
 __all__ = ["HALF_LARGEST", "amount", "island_text", "operation_name", "place_text"]
 

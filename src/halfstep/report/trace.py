@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from halfstep.records import FORMATS, LARGEST, UNKNOWN, ModuleRange, OpRecord, Site, TraceRecord
+from halfstep.records import UNKNOWN, ModuleRange, OpRecord, Site, TraceRecord
+from halfstep.records.formats import FORMATS, LARGEST
 from halfstep.report.document import Column, Document, Section, Table
 from halfstep.report.quantities import MISSING, number_text
 
