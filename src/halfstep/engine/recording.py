@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from halfstep.engine.deferral import DeferredValues
+from halfstep.deferral import DeferredValues
 from halfstep.engine.gradient_step import Outcome
 from halfstep.records import Precision, StepRecord
 

@@ -29,8 +29,9 @@ from halfstep.records.diagnosis import (
     VanishedGradients,
 )
 from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
+from halfstep.records.run import RUN_SCHEMA, Action, Alert, RunEvent, RunRecord, Severity
 from halfstep.records.scaler import ScalerStats
-from halfstep.records.step import Precision, StepRecord
+from halfstep.records.step import Precision, ScalerUse, StepRecord
 from halfstep.records.trace import (
     TRACE_SCHEMA,
     UNKNOWN,
@@ -49,10 +50,13 @@ __all__ = [
     "AUDIT_SCHEMA",
     "CAUSES",
     "DIAGNOSIS_SCHEMA",
+    "RUN_SCHEMA",
     "SCHEMA",
     "TRACE_SCHEMA",
     "UNKNOWN",
     "AbstractRecord",
+    "Action",
+    "Alert",
     "Audit",
     "Cause",
     "Comparison",
@@ -81,8 +85,12 @@ __all__ = [
     "Precision",
     "PrecisionRun",
     "Remedy",
+    "RunEvent",
+    "RunRecord",
     "ScalerStats",
+    "ScalerUse",
     "Settings",
+    "Severity",
     "Site",
     "SourceLine",
     "StepRecord",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, final
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from typing_extensions import Self
 
 from halfstep.records.base import AbstractRecord
 
-__all__ = ["Precision", "StepRecord"]
+__all__ = ["Precision", "ScalerUse", "StepRecord"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
+ScalerUse = Literal["used", "unused", "none"]
 
 
 class _DeferredSlots:
@@ -35,12 +37,21 @@ class StepRecord(AbstractRecord, _DeferredSlots):
         step: The number of this step, counted from 1; skipped steps count too.
         skipped: Whether the optimizer step was not taken because gradients were non-finite.
         scale: The loss scale that this step's gradients were computed with; 1.0 where no loss scaling is used.
-        loss: The loss, unscaled, averaged over the micro-batches of this step.
-        grad_norm: The L2 norm of all gradients after unscaling and before clipping; `None` when the engine does not clip.
+        loss: The loss, unscaled: what the step's gradients are the gradients of. The engine averages it over the micro-batches; a loop of
+            one's own divides, or does not, before it calls `backward`. NaN, too, where nothing
+            is known of it.
+        grad_norm: The L2 norm of all gradients after unscaling and before clipping; `None` when the engine does not clip, or when it is
+            not known.
         lr: The learning rate of the first parameter group in this step.
-        step_time_s: Host seconds from the start of the step's first forward to the end of `step()`.
-        memory_bytes: The high-water mark of the CUDA allocator so far, in bytes; `None` on devices that do not keep one.
+        step_time_s: Host seconds from the start of the step's first forward to the end of `step()`; in a watched loop, since the end of
+            the step before.
+        memory_bytes: The high-water mark of the CUDA allocator so far, in bytes. In a watched loop on a CPU, the memory that the process
+            holds. `None` where it is not known.
         precision: The precision that the step computed in.
+        epoch: The number of the pass over the data, from 1; `None` where it is not known.
+        optimizer: The name of the optimizer, where several take turns; empty where there is one.
+        scaler: Whether a loss scaler that is switched on has a part in the step: `used`, `unused` where there is one and the step passes
+            it by, `none`; `None` where it is not known.
 
     Example:
         >>> record = StepRecord(
@@ -60,6 +71,9 @@ class StepRecord(AbstractRecord, _DeferredSlots):
     step_time_s: float
     memory_bytes: int | None
     precision: Precision
+    epoch: int | None = None
+    optimizer: str = ""
+    scaler: ScalerUse | None = None
 
     @classmethod
     def deferred(cls, read: Callable[[], Mapping[str, Any]], **known: Any) -> Self:
@@ -68,7 +82,7 @@ class StepRecord(AbstractRecord, _DeferredSlots):
         Args:
             read: Returns the value of every field that is not in `known`, by name. It is called once and then let go, with all that it
                 holds; it is called again only when it raised.
-            known: The fields whose values are at hand.
+            known: The fields whose values are at hand. One that has a default is not read.
 
         Raises:
             TypeError: A name in `known` is no field of the record. Where `read` leaves a field out, the error comes when it is read.
@@ -83,8 +97,9 @@ class StepRecord(AbstractRecord, _DeferredSlots):
         if unknown := known.keys() - names:
             raise TypeError(f"StepRecord has no field {min(unknown)!r}")
         record = object.__new__(cls)
-        object.__setattr__(record, "_read", read if known.keys() < names else dict)
-        for name, value in known.items():
+        filled = {**_DEFAULTS, **known}
+        object.__setattr__(record, "_read", read if len(filled) < len(names) else dict)
+        for name, value in filled.items():
             object.__setattr__(record, name, value)
         return record
 
@@ -96,6 +111,9 @@ class StepRecord(AbstractRecord, _DeferredSlots):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             _fill(self, self._read())
             return object.__getattribute__(self, name)
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in fields(StepRecord) if field.default is not MISSING}
 
 
 def _fill(record: StepRecord, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Records of steps to sinks and rules. Nothing here loads torch."""

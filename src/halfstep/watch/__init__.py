@@ -1,0 +1,1 @@
+"""Follows a training loop that halfstep does not own."""
