@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from halfstep.records import (
     AbstractRecord,
+    Action,
+    Alert,
     Audit,
     Comparison,
     Deviation,
     Device,
     Diagnosis,
     EffectivePrecision,
+    EpochSummary,
     Experiment,
     Interval,
     KeptOperation,
@@ -26,6 +29,7 @@ from halfstep.records import (
     OperationLists,
     OperationTreatment,
     OpRecord,
+    OptimizerSummary,
     Outcome,
     OverrideEffect,
     OverrideStatus,
@@ -33,7 +37,11 @@ from halfstep.records import (
     Precision,
     PrecisionRun,
     Remedy,
+    RunRecord,
+    RunSummaries,
+    RunSummary,
     ScalerStats,
+    ScalerUse,
     Settings,
     Site,
     SourceLine,
@@ -56,6 +64,15 @@ from tests.diagnosis_strategies import (
     vanished_gradients,
 )
 from tests.plain_strategies import floats, texts, tuples
+from tests.run_strategies import (
+    actions,
+    alerts,
+    epoch_summaries,
+    optimizer_summaries,
+    run_records,
+    run_summaries,
+    summaries_of_runs,
+)
 from tests.trace_strategies import (
     audits,
     kept_operations,
@@ -70,11 +87,14 @@ from tests.trace_strategies import (
 
 __all__ = [
     "RECORDS",
+    "actions",
+    "alerts",
     "audits",
     "comparisons",
     "deviations",
     "devices",
     "diagnoses",
+    "epoch_summaries",
     "experiments",
     "floats",
     "intervals",
@@ -86,17 +106,21 @@ __all__ = [
     "op_records",
     "operation_lists",
     "operation_treatments",
+    "optimizer_summaries",
     "override_effects",
     "policy_effects",
     "precision_runs",
     "precisions",
     "remedies",
+    "run_records",
+    "run_summaries",
     "scaler_stats",
     "settings",
     "sites",
     "source_lines",
     "step_records",
     "stuck_tensors",
+    "summaries_of_runs",
     "texts",
     "trace_records",
     "underflow_sites",
@@ -109,18 +133,27 @@ def precisions() -> st.SearchStrategy[str]:
     return st.sampled_from(get_args(Precision))
 
 
-def step_records() -> st.SearchStrategy[StepRecord]:
+def step_records(*, whole_numbers: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[StepRecord]:
+    """Records of steps.
+
+    Args:
+        whole_numbers: What their whole numbers are drawn from; any by default.
+    """
+    whole = st.integers() if whole_numbers is None else whole_numbers
     return st.builds(
         StepRecord,
-        step=st.integers(),
+        step=whole,
         skipped=st.booleans(),
         scale=floats(),
         loss=floats(),
         grad_norm=st.none() | floats(),
         lr=floats(),
         step_time_s=floats(),
-        memory_bytes=st.none() | st.integers(),
+        memory_bytes=st.none() | whole,
         precision=precisions(),
+        epoch=st.none() | whole,
+        optimizer=texts(),
+        scaler=st.none() | st.sampled_from(get_args(ScalerUse)),
     )
 
 
@@ -248,6 +281,8 @@ def comparisons() -> st.SearchStrategy[Comparison]:
 
 # tests/records/test_codec.py fails when a record class is missing here.
 RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
+    Action: actions(),
+    Alert: alerts(),
     Audit: audits(),
     Comparison: comparisons(),
     Deviation: deviations(),
@@ -268,6 +303,11 @@ RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     PolicyEffect: policy_effects(),
     PrecisionRun: precision_runs(),
     Remedy: remedies(),
+    EpochSummary: epoch_summaries(),
+    OptimizerSummary: optimizer_summaries(),
+    RunRecord: run_records(),
+    RunSummaries: summaries_of_runs(),
+    RunSummary: run_summaries(),
     ScalerStats: scaler_stats(),
     Settings: settings(),
     Site: sites(),

@@ -40,6 +40,17 @@ def test_a_light_import_stays_light(statement: str) -> None:
     assert loaded == ""
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import halfstep.journal, halfstep.monitor, halfstep.monitor.rules, halfstep.monitor.sinks, halfstep.monitor.actions",
+        "from halfstep import Action, Alert, Monitor; import tempfile; Monitor(tempfile.mkdtemp()).close()",
+    ],
+)
+def test_watching_over_a_run_loads_no_torch(statement: str) -> None:
+    assert run(f"import sys\n{statement}\nprint('torch' in sys.modules)") == "False"
+
+
 @pytest.mark.parametrize("name", halfstep.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     home = halfstep._HOMES.get(name)

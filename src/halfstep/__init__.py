@@ -16,21 +16,26 @@ if TYPE_CHECKING:
     from halfstep.diagnosis import diagnose, diagnose_skips
     from halfstep.engine import MixedPrecision
     from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
+    from halfstep.monitor import Monitor
     from halfstep.numerics import rehearse, trace
     from halfstep.policy import Policy
-    from halfstep.records import Comparison, Diagnosis, ScalerStats, StepRecord
+    from halfstep.records import Action, Alert, Comparison, Diagnosis, ScalerStats, StepRecord
     from halfstep.scaler import LossScaler
     from halfstep.task import Task, load_task
+    from halfstep.watching import watch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Action",
+    "Alert",
     "Comparison",
     "Diagnosis",
     "HalfstepError",
     "HalfstepWarning",
     "LossScaler",
     "MixedPrecision",
+    "Monitor",
     "PersistentSkipsError",
     "Policy",
     "RanksDisagreeError",
@@ -45,16 +50,20 @@ __all__ = [
     "load_task",
     "rehearse",
     "trace",
+    "watch",
 ]
 
 # Where each public name is defined. Modules are nouns, so that no function has the name of a module of this package.
 _HOMES = {
+    "Action": "halfstep.records",
+    "Alert": "halfstep.records",
     "Comparison": "halfstep.records",
     "Diagnosis": "halfstep.records",
     "HalfstepError": "halfstep.errors",
     "HalfstepWarning": "halfstep.errors",
     "LossScaler": "halfstep.scaler",
     "MixedPrecision": "halfstep.engine",
+    "Monitor": "halfstep.monitor",
     "PersistentSkipsError": "halfstep.errors",
     "Policy": "halfstep.policy",
     "RanksDisagreeError": "halfstep.errors",
@@ -68,6 +77,7 @@ _HOMES = {
     "load_task": "halfstep.task",
     "rehearse": "halfstep.numerics",
     "trace": "halfstep.numerics",
+    "watch": "halfstep.watching",
 }
 
 

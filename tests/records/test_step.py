@@ -9,7 +9,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import MISSING, FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ KNOWN: dict[str, Any] = {
     "precision": "fp16",
 }
 READ: dict[str, Any] = {"loss": 0.5, "grad_norm": 2.0}
+# The fields with a default, each with another value.
+MORE: dict[str, Any] = {"epoch": 3, "optimizer": "discriminator", "scaler": "used"}
 PLAIN = StepRecord(**KNOWN, **READ)
 
 
@@ -230,9 +232,21 @@ def test_with_every_field_known_nothing_is_read(reader: Reader) -> None:
     assert reader.calls == 0
 
 
-def test_with_no_field_known_everything_is_read() -> None:
-    reader = Reader({**KNOWN, **READ})
+def test_with_no_field_known_everything_that_has_no_default_is_read() -> None:
+    reader = Reader({**KNOWN, **READ, **MORE})
     record = StepRecord.deferred(reader)
     assert record == PLAIN
     assert reader.calls == 1
-    assert {field.name for field in fields(StepRecord)} == {*KNOWN, *READ}
+    assert {field.name for field in fields(StepRecord)} == {*KNOWN, *READ, *MORE}
+    assert {field.name for field in fields(StepRecord) if field.default is not MISSING} == {*MORE}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_field_with_a_default_is_at_hand_and_is_never_read(name: str) -> None:
+    reader = Reader({**READ, **MORE})
+    bare, given = StepRecord.deferred(reader, **KNOWN), StepRecord.deferred(reader, **KNOWN, **{name: MORE[name]})
+    assert getattr(bare, name) == StepRecord.__dataclass_fields__[name].default
+    assert getattr(given, name) == MORE[name]
+    assert reader.calls == 0
+    assert given == replace(PLAIN, **{name: MORE[name]}) != bare
+    assert reader.calls == 2

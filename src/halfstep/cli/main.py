@@ -15,6 +15,8 @@ from halfstep.cli.diagnose import diagnose_command
 from halfstep.cli.exit_codes import ExitCode
 from halfstep.cli.ops import ops_command
 from halfstep.cli.policy import policy_group
+from halfstep.cli.report import report_command
+from halfstep.cli.run import run_command
 from halfstep.errors import HalfstepError, TaskError
 
 __all__ = ["command", "main"]
@@ -41,6 +43,8 @@ command.add_command(policy_group)
 command.add_command(audit_command)
 command.add_command(diagnose_command)
 command.add_command(ops_command)
+command.add_command(run_command)
+command.add_command(report_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The words after `halfstep`; `None` for those of the process.
 
     Raises:
-        SystemExit: Always, with the exit code.
+        SystemExit: Always, with the exit code; except that what a script raises under `halfstep run` leaves as it is.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = "--traceback" in words[:1]
@@ -79,4 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traceback.print_exc()
         click.echo("halfstep: this is a bug in halfstep; please report it with the traceback above.", err=True)
         code = ExitCode.COULD_NOT_RUN
+    if callable(code):
+        # A script of the user's own, which must not run inside of the `try`: what it raises is for Python to print.
+        code()
+        code = ExitCode.FINE
     sys.exit(code)

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from halfstep.errors import StepOrderError
 
-__all__ = ["StepGuard"]
+__all__ = ["StepGuard", "driven_count", "is_driven"]
 
 
 @final
@@ -64,3 +64,19 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 
 
 _GUARDS: Final[WeakKeyDictionary[Optimizer, RemovableHandle]] = WeakKeyDictionary()
+
+
+def driven_count() -> int:
+    """How many optimizers are driven by engines, or were before those were left."""
+    return len(_GUARDS)
+
+
+def is_driven(optimizer: Optimizer) -> bool:
+    """Whether an engine steps an optimizer, or did before it was left.
+
+    Example:
+        >>> import torch
+        >>> is_driven(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+        False
+    """
+    return optimizer in _GUARDS

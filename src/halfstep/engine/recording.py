@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 from weakref import WeakSet
 
@@ -16,7 +16,10 @@ from halfstep.deferral import DeferredValues
 from halfstep.engine.gradient_step import Outcome
 from halfstep.records import Precision, StepRecord
 
-__all__ = ["Recorder", "current_lr"]
+__all__ = ["Recorder", "current_lr", "step_observers"]
+
+# What is told of the record of each step of each engine of this process, and of who made it.
+step_observers: list[Callable[[Recorder, StepRecord], object]] = []
 
 
 def current_lr(optimizer: Optimizer) -> float | Tensor:
@@ -54,6 +57,12 @@ class Recorder:
             lr: Its learning rate.
             started: When it began, by `time.perf_counter`.
         """
+        record = self._record(outcome, step=step, loss=loss, lr=lr, started=started)
+        for tell in step_observers:
+            tell(self, record)
+        return record
+
+    def _record(self, outcome: Outcome, *, step: int, loss: Tensor, lr: float | Tensor, started: float) -> StepRecord:
         on_cuda = self._device.type == "cuda"
         memory = torch.cuda.max_memory_allocated(self._device) if on_cuda else None
         seconds = time.perf_counter() - started

@@ -32,6 +32,7 @@ from halfstep.records.policy import EffectivePrecision, ModulePrecision, Overrid
 from halfstep.records.run import RUN_SCHEMA, Action, Alert, RunEvent, RunRecord, Severity
 from halfstep.records.scaler import ScalerStats
 from halfstep.records.step import Precision, ScalerUse, StepRecord
+from halfstep.records.summary import SUMMARY_SCHEMA, EpochSummary, OptimizerSummary, RunSummaries, RunSummary
 from halfstep.records.trace import (
     TRACE_SCHEMA,
     UNKNOWN,
@@ -52,6 +53,7 @@ __all__ = [
     "DIAGNOSIS_SCHEMA",
     "RUN_SCHEMA",
     "SCHEMA",
+    "SUMMARY_SCHEMA",
     "TRACE_SCHEMA",
     "UNKNOWN",
     "AbstractRecord",
@@ -64,6 +66,7 @@ __all__ = [
     "Device",
     "Diagnosis",
     "EffectivePrecision",
+    "EpochSummary",
     "Experiment",
     "Interval",
     "KeptOperation",
@@ -77,6 +80,7 @@ __all__ = [
     "OpRecord",
     "OperationLists",
     "OperationTreatment",
+    "OptimizerSummary",
     "Outcome",
     "OverrideEffect",
     "OverrideStatus",
@@ -87,6 +91,8 @@ __all__ = [
     "Remedy",
     "RunEvent",
     "RunRecord",
+    "RunSummaries",
+    "RunSummary",
     "ScalerStats",
     "ScalerUse",
     "Settings",

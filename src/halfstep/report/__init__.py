@@ -9,7 +9,7 @@ Example:
 from halfstep.report.audit import audit_document
 from halfstep.report.comparison import comparison_document
 from halfstep.report.diagnosis import diagnosis_document
-from halfstep.report.document import Axis, Card, Column, Document, Excerpt, Fact, Figure, Item, Section, Series, Table
+from halfstep.report.document import Axis, Card, Column, Document, Excerpt, Fact, Figure, Item, Marks, Section, Series, Table
 from halfstep.report.html import render_html, write_html
 from halfstep.report.ops import ops_document
 from halfstep.report.policy import policy_document
@@ -25,6 +25,7 @@ __all__ = [
     "Fact",
     "Figure",
     "Item",
+    "Marks",
     "Section",
     "Series",
     "Table",

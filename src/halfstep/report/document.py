@@ -7,13 +7,14 @@ from typing import Literal, final
 
 from halfstep.records import SourceLine
 
-__all__ = ["Axis", "Card", "Column", "Document", "Excerpt", "Fact", "Figure", "Item", "Section", "Series", "Table"]
+__all__ = ["Axis", "Card", "Column", "Document", "Excerpt", "Fact", "Figure", "Item", "Marks", "Place", "Section", "Series", "Table"]
 
 Alignment = Literal["left", "right"]
 Emphasis = Literal["normal", "faint", "marks"]
-FigureKind = Literal["lines", "distribution", "stacked_bars"]
-Scale = Literal["linear", "log"]
-Tone = Literal["neutral", "good", "bad"]
+FigureKind = Literal["lines", "distribution", "stacked_bars", "timeline"]
+MarkPlace = Literal["throughout", "between", "above", "below"]
+Scale = Literal["linear", "from_zero", "log", "log2"]
+Tone = Literal["neutral", "good", "warning", "bad"]
 Place = Literal["everywhere", "page"]
 
 
@@ -74,7 +75,9 @@ class Axis:
     Attributes:
         label: What is drawn along it.
         unit: The unit of its numbers; empty for counts and names.
-        scale: `linear`, or `log` where the values span too much for one linear axis.
+        scale: `linear`, `from_zero` for a linear one that shows how large a change is, `log` where the values span too much for one linear
+            axis, or `log2` for a logarithmic one with powers of two.
+        limits: Where it begins and ends; `None` leaves that to the values.
 
     Example:
         >>> str(Axis(label="Step time", unit="ms"))
@@ -84,6 +87,7 @@ class Axis:
     label: str
     unit: str = ""
     scale: Scale = "linear"
+    limits: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         return f"{self.label} ({self.unit})" if self.unit else self.label
@@ -122,16 +126,51 @@ class Series:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Events in a timeline, which have a place along it and no value.
+
+    Attributes:
+        name: What the legend calls them.
+        x: Where they are.
+        texts: What is said of each when it is pointed at.
+        place: `above` or `below` the lines; `throughout` for dots above and a line from top to bottom; `between` for squares above, between
+            what was before and what came after.
+        tone: What sort of news they are.
+        role: What they are about; it gives them their colour, instead of the tone.
+
+    Raises:
+        ValueError: There are more or fewer texts than places.
+
+    Example:
+        >>> Marks(name="skipped steps", x=(40.0,), texts=("step 40 was skipped",), place="below").tone
+        'neutral'
+    """
+
+    name: str
+    x: tuple[float, ...]
+    texts: tuple[str, ...]
+    place: MarkPlace
+    tone: Tone = "neutral"
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.texts):
+            raise ValueError(f"The marks {self.name!r} have {len(self.texts)} texts for {len(self.x)} places.")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """Series on two axes.
 
     Attributes:
         title: What the figure shows.
-        kind: `lines` (values along x), `distribution` (one box with its points for each series) or `stacked_bars` (one bar for each name
-            in `x`, one part for each series).
+        kind: `lines` (values along x), `distribution` (one box with its points for each series), `stacked_bars` (one bar for each name
+            in `x`, one part for each series) or `timeline` (lines of many values; all timelines of a document show the same stretch of x).
         x: The horizontal axis.
         y: The vertical axis.
         series: What is drawn, in the order of the legend.
+        marks: Events in a timeline.
         caption: How to read it; empty when it speaks for itself.
         table: The same numbers as text, for whoever cannot see or run the figure.
 
@@ -146,6 +185,7 @@ class Figure:
     x: Axis
     y: Axis
     series: tuple[Series, ...]
+    marks: tuple[Marks, ...] = ()
     caption: str = ""
     table: Table | None = None
 
@@ -179,7 +219,11 @@ class Card:
 
     Attributes:
         title: The thing.
+        badge: One word that classes it, such as `error`; empty for none.
+        tone: What sort of news it is; the badge has its colour.
+        place: Where it is, such as a step and a line of code.
         text: The judgement.
+        advice: What to do.
         facts: The numbers behind it.
         role: What the card is about: everything with one role has one colour.
 
@@ -189,7 +233,11 @@ class Card:
     """
 
     title: str
+    badge: str = ""
+    tone: Tone = "neutral"
+    place: str = ""
     text: str = ""
+    advice: str = ""
     facts: tuple[Fact, ...] = ()
     role: str = ""
 
@@ -276,6 +324,7 @@ class Document:
         conclusion: What to do, in one sentence with its reason.
         notices: What a reader must know before trusting the numbers.
         sections: The rest, most important first.
+        roles: Roles in the order in which they take colours; others follow in the order in which they appear.
 
     Example:
         >>> document = Document(kind="Precision comparison", title="digits", conclusion="Train in bf16: it is faster.")
@@ -289,3 +338,4 @@ class Document:
     conclusion: str
     notices: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
+    roles: tuple[str, ...] = ()

@@ -37,14 +37,19 @@ def render_html(document: Document) -> str:
         (True, False)
     """
     colours = role_colours(document)
-    plots = [plot(figure, colours=colours) for section in document.sections for figure in section.figures]
+    figures = [figure for section in document.sections for figure in section.figures]
+    plots = [plot(figure, colours=colours) for figure in figures]
+    drawn = [
+        {"data": one["data"], "layout": one["layout"], "linked": figure.kind == "timeline"}
+        for figure, one in zip(figures, plots, strict=True)
+    ]
     scripts = [_plotly_js(), _asset("page.js")] if plots else []
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset("page.html.j2")).render(
         document=document,
         colours=colours,
         heights=[one["height"] for one in plots],
-        plots=_script_json([{"data": one["data"], "layout": one["layout"]} for one in plots]),
+        plots=_script_json(drawn),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
         hashes=[_csp_hash(script) for script in scripts],

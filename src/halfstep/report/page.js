@@ -34,6 +34,18 @@
   };
 
   draw();
+
+  // Timelines show the same steps: what is done to the axis of one is done to all.
+  const linked = plots.flatMap((plot, place) => (plot.linked ? [document.getElementById(`figure-${place}`)] : []));
+  const reach = (figure) => figure.layout.xaxis.range.map(Number);
+  for (const figure of linked)
+    figure.on("plotly_relayout", () => {
+      const [first, last] = reach(figure);
+      for (const other of linked) {
+        const [start, end] = reach(other);
+        if (start !== first || end !== last) Plotly.relayout(other, { "xaxis.range": [first, last] });
+      }
+    });
   dark.addEventListener("change", draw);
   touch.addEventListener("change", draw);
 })();

@@ -6,18 +6,17 @@ page, and can change from one to the other.
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from halfstep.report.document import Axis, Document, Emphasis, Figure, Series
+from halfstep.report.plot_parts import FREE_COLOURS, axis_scale, base_layout, line_colour, literal, numbers, positions, tight_range
+from halfstep.report.timelines import timeline_plot
 
 __all__ = ["plot", "role_colours"]
 
 # Precisions have the same colour in every report; other roles take the next free one.
 _FIXED = {"fp32": "--fp32", "bf16": "--bf16", "fp16": "--fp16"}
-_FREE = tuple(f"--series-{number}" for number in range(1, 7))
 
 # Up to here every step is a dot of its own; beyond, dots would hide the box and slow the page down.
 _MOST_DOTS = 400
@@ -51,16 +50,18 @@ def role_colours(document: Document) -> dict[str, str]:
         if role in _FIXED:
             colours[role] = _FIXED[role]
         else:
-            colours[role] = _FREE[free % len(_FREE)]
+            colours[role] = FREE_COLOURS[free % len(FREE_COLOURS)]
             free += 1
     return colours
 
 
 def _roles(document: Document) -> Iterable[str]:
+    yield from document.roles
     for section in document.sections:
         yield from (card.role for card in section.cards)
         yield from (column.role for table in section.tables for column in table.columns)
         yield from (series.role for figure in section.figures for series in figure.series)
+        yield from (marks.role for figure in section.figures for marks in figure.marks)
 
 
 def plot(figure: Figure, *, colours: Mapping[str, str]) -> dict[str, Any]:
@@ -79,33 +80,13 @@ def plot(figure: Figure, *, colours: Mapping[str, str]) -> dict[str, Any]:
         >>> plot(figure, colours={"bf16": "--bf16"})["data"][0]["y"]
         [0.5, None]
     """
+    if figure.kind == "timeline":
+        return timeline_plot(figure, colours=colours)
     makers = {"lines": _line_traces, "distribution": _box_traces, "stacked_bars": _bar_traces}
-    data = makers[figure.kind](figure.series, {series: _colour(series, colours) for series in figure.series})
+    data = makers[figure.kind](figure.series, {series: line_colour(series, colours) for series in figure.series})
     rows = len(figure.series) if figure.kind == "distribution" else len(figure.series[0].x) if figure.series else 0
     height = 420 if figure.kind == "lines" else _AXIS_HEIGHT + _BAR_HEIGHT * rows
     return {"data": data, "layout": _layout(figure, height=height), "height": height}
-
-
-def _colour(series: Series, colours: Mapping[str, str]) -> str:
-    return f"var({colours.get(series.role, _FREE[0])})"
-
-
-def _literal(text: str) -> str:
-    """Text as plotly shows it unchanged: plotly reads a few HTML tags and entities in every text."""
-    return html.escape(text, quote=False)
-
-
-def _numbers(values: Iterable[float]) -> list[float | None]:
-    # Six digits are more than a screen can show, and keep the page small.
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
-
-
-def _positions(x: Sequence[float] | Sequence[str]) -> dict[str, Any]:
-    """The x of a trace; whole numbers one apart, as steps are, take no room."""
-    numbers = [value for value in x if isinstance(value, int)]
-    if len(numbers) == len(x) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return {"x0": numbers[0], "dx": 1}
-    return {"x": [_literal(value) if isinstance(value, str) else value for value in x]}
 
 
 def _line_traces(series: Sequence[Series], colours: Mapping[Series, str]) -> list[dict[str, Any]]:
@@ -115,9 +96,9 @@ def _line_traces(series: Sequence[Series], colours: Mapping[Series, str]) -> lis
         trace: dict[str, Any] = {
             "type": "scatter",
             "mode": "lines",
-            "name": _literal(line.name),
-            **_positions(line.x),
-            "y": _numbers(line.y),
+            "name": literal(line.name),
+            **positions(line.x),
+            "y": numbers(line.y),
         }
         if line.emphasis == "marks":
             trace |= {"mode": "markers", "marker": {"symbol": "x-thin", "size": 9, "line": {"color": colours[line], "width": 2.5}}}
@@ -140,8 +121,8 @@ def _box_traces(series: Sequence[Series], colours: Mapping[Series, str]) -> list
     return [
         {
             "type": "box",
-            "name": _literal(box.name),
-            "x": _numbers(box.y),
+            "name": literal(box.name),
+            "x": numbers(box.y),
             "boxpoints": "all" if len(box.y) <= _MOST_DOTS else "outliers",
             # The dots lie in a band of their own below the box, so that neither hides the other.
             "jitter": 0.6,
@@ -161,9 +142,9 @@ def _bar_traces(series: Sequence[Series], colours: Mapping[Series, str]) -> list
         {
             "type": "bar",
             "orientation": "h",
-            "name": _literal(part.name),
-            "x": _numbers(part.y),
-            "y": [_literal(str(name)) for name in part.x],
+            "name": literal(part.name),
+            "x": numbers(part.y),
+            "y": [literal(str(name)) for name in part.x],
             "width": 0.6,
             "marker": {"color": colours[part], "line": {"color": "var(--surface)", "width": 1}},
         }
@@ -173,43 +154,25 @@ def _bar_traces(series: Sequence[Series], colours: Mapping[Series, str]) -> list
 
 def _axis(axis: Axis) -> dict[str, Any]:
     return {
-        "title": {"text": _literal(str(axis)), "standoff": 12, "font": {"size": 13}},
-        "type": axis.scale,
+        "title": {"text": literal(str(axis)), "standoff": 12, "font": {"size": 13}},
+        **axis_scale(axis),
         "automargin": True,
         "gridcolor": "var(--grid)",
         "linecolor": "var(--line)",
         "zeroline": False,
         "exponentformat": "power",
-        # Between the decades, the 2 and the 5: a log axis that spans few decades would otherwise have hardly any label.
-        **({"dtick": "D2"} if axis.scale == "log" else {}),
     }
 
 
-def _tight_range(series: Sequence[Series]) -> dict[str, Any]:
-    positions = [x for line in series for x in line.x if not isinstance(x, str) and math.isfinite(x)]
-    if not positions or min(positions) == max(positions):
-        return {}
-    margin = 0.012 * (max(positions) - min(positions))
-    return {"range": [min(positions) - margin, max(positions) + margin]}
-
-
 def _layout(figure: Figure, *, height: int) -> dict[str, Any]:
-    layout: dict[str, Any] = {
-        "height": height,
-        "margin": {"l": 12, "r": 12, "t": 12, "b": 12},
-        "paper_bgcolor": "var(--clear)",
-        "plot_bgcolor": "var(--clear)",
-        "font": {"color": "var(--ink-soft)", "size": 13},
-        "hoverlabel": {"bgcolor": "var(--surface)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
+    layout = base_layout(height=height)
+    layout |= {
         "hovermode": "x unified" if figure.kind == "lines" else "closest",
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom", "font": {"color": "var(--ink)"}},
-        "modebar": {"bgcolor": "var(--clear)", "color": "var(--ink-soft)", "activecolor": "var(--ink)"},
         "xaxis": _axis(figure.x),
         "yaxis": _axis(figure.y),
     }
     if figure.kind == "lines" and figure.x.scale == "linear":
-        # Left alone, plotly makes room for whole markers, and the axis begins before there was anything.
-        layout["xaxis"] |= _tight_range(figure.series)
+        layout["xaxis"] |= tight_range(place for line in figure.series for place in line.x if not isinstance(place, str))
     if figure.kind != "lines":
         # The names are on the axis, in the order of the document from the top down.
         layout["yaxis"] = {"type": "category", "automargin": True, "autorange": "reversed", "tickfont": {"color": "var(--ink)", "size": 14}}

@@ -108,9 +108,10 @@ def _print_section(console: Console, section: Section) -> None:
 
 
 def _card_item(card: Card) -> Item:
-    """A card as one line: its judgement, or its facts where it judges nothing."""
+    """A card as one line: its judgement and its advice, or its facts where it judges nothing."""
     facts = ", ".join(f"{fact.label} {fact.value}{f' ({fact.detail})' * bool(fact.detail)}" for fact in card.facts)
-    return Item(label=card.title, text=card.text or facts)
+    label = " ".join(filter(None, (card.badge, card.title, f"({card.place})" if card.place else "")))
+    return Item(label=label, text=" ".join(filter(None, (card.text, card.advice))) or facts)
 
 
 def _print_item(console: Console, item: Item) -> None:

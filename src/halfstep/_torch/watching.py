@@ -1,0 +1,121 @@
+"""What halfstep uses of torch to follow a loop that it does not own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.utils.clip_grad
+import torch.utils.data.dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+__all__ = [
+    "CLIPPING",
+    "NORMS",
+    "hook_all_steps",
+    "is_given_enabled",
+    "loader_iterators",
+    "override_region",
+    "region_dtype",
+    "region_is_enabled",
+    "region_keeps_casts",
+    "saved_factors",
+]
+
+# Where all clipping by norm passes, by whatever name it was imported: the module, and the function in it. Private:
+# `torch.nn.utils.clip_grad._clip_grads_with_norm_`, which `clip_grad_norm_` calls through its module. Seen on torch 2.9 to 2.13.
+CLIPPING: tuple[ModuleType, str] = (torch.nn.utils.clip_grad, "_clip_grads_with_norm_")
+
+# Where it computes that norm. Private: `torch.nn.utils.clip_grad._get_total_norm`, as above.
+NORMS: tuple[ModuleType, str] = (torch.nn.utils.clip_grad, "_get_total_norm")
+
+
+def region_dtype(region: torch.autocast) -> torch.dtype | None:
+    """The dtype that an autocast region computes in, also one that was not entered.
+
+    Seen on torch 2.9 to 2.13 as `autocast.fast_dtype`, which is public by its name and not documented.
+    """
+    dtype: torch.dtype | None = getattr(region, "fast_dtype", None)
+    return dtype
+
+
+def region_is_enabled(region: torch.autocast) -> bool:
+    """Whether an autocast region switches autocast on, also one that was not entered.
+
+    Private: `autocast._enabled`. Seen on torch 2.9 to 2.13.
+    """
+    return bool(region._enabled)
+
+
+def region_keeps_casts(region: torch.autocast) -> bool:
+    """Whether an autocast region keeps the weights that it has cast.
+
+    Private: `autocast._cache_enabled`. Seen on torch 2.9 to 2.13.
+    """
+    return bool(region._cache_enabled)
+
+
+def override_region(region: Any, dtype: torch.dtype | None) -> Callable[[], None]:
+    """Has an autocast region compute in another dtype when it is entered, or switches it off where that is `None`.
+
+    Private: `autocast._enabled`, as above.
+
+    Returns:
+        What puts the region back.
+    """
+    kept = (region._enabled, region.fast_dtype)
+
+    def put_back() -> None:
+        region._enabled, region.fast_dtype = kept
+
+    if dtype is None:
+        region._enabled = False
+    else:
+        region.fast_dtype = dtype
+    return put_back
+
+
+def is_given_enabled(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether `autocast(device_type, dtype, enabled, cache_enabled)` was asked to switch autocast on, whatever came of it."""
+    return bool(arguments[2] if len(arguments) > 2 else keywords.get("enabled", True))
+
+
+def loader_iterators() -> type:
+    """The class of what iterates over a `DataLoader`.
+
+    Private: `torch.utils.data.dataloader._BaseDataLoaderIter`, whose `__next__` is where batches come from. Seen on torch 2.9 to 2.13.
+    """
+    return torch.utils.data.dataloader._BaseDataLoaderIter
+
+
+def saved_factors(node: Any) -> list[torch.Tensor]:
+    """The tensors that a node of autograd keeps of a multiplication; none for other nodes.
+
+    Private: `Node._saved_self` and `_saved_other`, of which the autograd notes tell. Seen on torch 2.9 to 2.13.
+    """
+    if node.name() != "MulBackward0":
+        return []
+    found = []
+    for name in ("_saved_self", "_saved_other"):
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # A backward pass has freed it.
+            continue
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+    return found
+
+
+def hook_all_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> tuple[RemovableHandle, RemovableHandle]:
+    """Has functions called before and after each step of each optimizer."""
+
+    def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
+        before(optimizer)
+
+    def post(optimizer: Any, args: Any, kwargs: Any) -> None:
+        after(optimizer)
+
+    return register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)

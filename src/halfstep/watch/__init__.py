@@ -1,1 +1,0 @@
-"""Follows a training loop that halfstep does not own."""

@@ -1,0 +1,140 @@
+"""The functions of torch through which a loop is followed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final, final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from halfstep._torch.watching import CLIPPING, NORMS, hook_all_steps, loader_iterators
+from halfstep.engine import step_observers
+from halfstep.watching import wrappers
+from halfstep.watching.passes import BackwardEvents
+from halfstep.watching.patches import Patches
+from halfstep.watching.regions import RegionEvents
+from halfstep.watching.scaling import ScalerEvents
+from halfstep.watching.scene import Scene
+from halfstep.watching.stepping import StepEvents
+from halfstep.watching.wrappers import Make
+
+__all__ = ["Interception"]
+
+_SCALER: Final[dict[str, Callable[[Scene, ScalerEvents], Make]]] = {
+    "scale": wrappers.around_scale,
+    "unscale_": wrappers.around_unscale,
+    "step": wrappers.around_step,
+    "update": wrappers.around_update,
+    "state_dict": wrappers.around_state_dict,
+}
+
+
+@final
+class Interception:
+    """Has the functions of torch that make up a training step say what they do, until it is closed.
+
+    Args:
+        scene: What is known of the process.
+        steps: What is taken in of optimizers.
+        scalers: What is taken in of scalers.
+    """
+
+    def __init__(self, scene: Scene, steps: StepEvents, scalers: ScalerEvents) -> None:
+        self._scene = scene
+        self._steps = steps
+        self._scalers = scalers
+        self._patches = Patches()
+        self._adopted: set[type] = set()
+        self._hooks: tuple[Any, ...] = ()
+
+    def open(self) -> None:
+        """Begins."""
+        try:
+            self._follow_forward_and_backward()
+            self._follow_steps()
+            self._follow_batches()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Puts everything back."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
+        if self._steps.observe_engine in step_observers:
+            step_observers.remove(self._steps.observe_engine)
+        self._patches.undo()
+
+    def _follow_forward_and_backward(self) -> None:
+        scene, regions = self._scene, RegionEvents(self._scene)
+        for name, around in (
+            ("__init__", wrappers.around_region_init),
+            ("__call__", wrappers.around_region_call),
+            ("__enter__", wrappers.around_region_enter),
+            ("__exit__", wrappers.around_region_exit),
+        ):
+            self._patches.wrap(torch.autocast, name, around(scene, regions))
+        self._patches.wrap(torch.autograd, "backward", wrappers.around_backward(scene, BackwardEvents(scene)))
+
+    def _follow_steps(self) -> None:
+        scene, steps, scalers = self._scene, self._steps, self._scalers
+        self._patches.wrap(LRScheduler, "__init__", wrappers.once_made(scene, lambda scheduler, _: self._adopt_scheduler(type(scheduler))))
+        self._patches.wrap(Optimizer, "__init__", wrappers.once_made(scene, lambda optimizer, _: steps.made(optimizer)))
+        for kind in _kinds_of(torch.amp.GradScaler):
+            self._adopt_scaler(kind)
+        for kind in _kinds_of(LRScheduler):
+            self._adopt_scheduler(kind)
+        self._patches.wrap(*CLIPPING, wrappers.around_clipping(scene, scalers))
+        self._patches.wrap(*NORMS, wrappers.around_total_norm(scene))
+        self._hooks = hook_all_steps(self._before_step, self._after_step)
+        step_observers.append(steps.observe_engine)
+
+    def _follow_batches(self) -> None:
+        iterators: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._patches.wrap(DataLoader, "__iter__", wrappers.before_passes(self._scene, WeakKeyDictionary(), iterators))
+        self._patches.wrap(loader_iterators(), "__next__", wrappers.before_batches(self._scene, iterators))
+
+    def _scaler_made(self, scaler: Any, frame: Any) -> None:
+        for kind in type(scaler).__mro__:
+            if issubclass(kind, torch.amp.GradScaler):
+                self._adopt_scaler(kind)
+        self._scalers.made(scaler, frame)
+
+    def _adopt_scaler(self, kind: type) -> None:
+        """Follows the methods that a class of scalers has of its own; a subclass may override them without calling those above."""
+        if kind not in self._adopted:
+            self._adopted.add(kind)
+            if "__init__" in vars(kind):
+                self._patches.wrap(kind, "__init__", wrappers.once_made(self._scene, self._scaler_made))
+            for name, around in _SCALER.items():
+                if name in vars(kind):
+                    self._patches.wrap(kind, name, around(self._scene, self._scalers))
+
+    def _adopt_scheduler(self, kind: type) -> None:
+        for each in kind.__mro__:
+            # A plateau is waited for once an epoch, whatever became of the last step.
+            if each not in self._adopted and issubclass(each, LRScheduler) and not issubclass(each, ReduceLROnPlateau):
+                self._adopted.add(each)
+                if "step" in vars(each):
+                    self._patches.wrap(each, "step", wrappers.around_schedule(self._scene, self._steps))
+
+    def _before_step(self, optimizer: Any) -> None:
+        if self._scene.is_active:
+            self._steps.before(optimizer, sys._getframe(1))
+
+    def _after_step(self, optimizer: Any) -> None:
+        if self._scene.is_active:
+            self._steps.after(optimizer)
+
+
+def _kinds_of(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = type.__subclasses__(kind)
+    for each in below:
+        yield from _kinds_of(each)

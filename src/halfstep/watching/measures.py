@@ -1,0 +1,168 @@
+"""The numbers of a step, read without a wait for the device."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, final
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from halfstep._torch import foreach_norms
+from halfstep.deferral import DeferredValues
+from halfstep.records import Precision, ScalerUse, StepRecord
+
+__all__ = ["Measures", "gradient_norm", "number_of", "precision_of", "scaled_down"]
+
+# What the process holds is asked for once in so many steps, since a system call each time would be felt in a loop of small steps.
+_MEMORY_EVERY: Final = 10
+_STATM: Final = "/proc/self/statm"
+
+_PRECISIONS: Final[dict[torch.dtype | None, Precision]] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def precision_of(dtype: torch.dtype | None) -> Precision:
+    """The precision that a dtype stands for.
+
+    Example:
+        >>> precision_of(torch.float16), precision_of(None)
+        ('fp16', 'fp32')
+    """
+    return _PRECISIONS.get(dtype, "fp32")
+
+
+def number_of(tensor: Tensor) -> float | Tensor:
+    """A tensor's one element: at once on a CPU, and as a tensor that nothing writes to elsewhere; NaN where it has more than one.
+
+    Example:
+        >>> number_of(torch.tensor([0.5])), number_of(torch.ones(2))
+        (0.5, nan)
+    """
+    if tensor.is_cpu:
+        try:
+            value = tensor.item()
+        except (RuntimeError, ValueError):  # It has more than one element.
+            return math.nan
+        return math.nan if isinstance(value, complex) else float(value)
+    if tensor.numel() != 1 or tensor.is_complex() or tensor.is_meta:
+        return math.nan
+    return tensor.detach().clone()
+
+
+def scaled_down(value: float | Tensor, scale: float | Tensor) -> float | Tensor:
+    """A number that was multiplied with a scale, without it."""
+    if isinstance(scale, float) and isinstance(value, float):
+        return value / scale if scale else math.nan
+    return value / scale
+
+
+def gradient_norm(parameters: Sequence[Tensor]) -> float | Tensor | None:
+    """The L2 norm of all gradients; `None` where there is none, or where they have no norm of their own, as sparse ones."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    if not gradients:
+        return None
+    try:
+        norms = foreach_norms(gradients)
+        if norms[0].is_cpu:
+            return math.hypot(*[norm.item() for norm in norms])
+        return number_of(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
+    except (RuntimeError, NotImplementedError, TypeError):  # Sparse ones, or on several devices.
+        return None
+
+
+@final
+class Measures:
+    """Makes the records of the steps of one process."""
+
+    def __init__(self) -> None:
+        self._unread: WeakSet[DeferredValues] = WeakSet()
+        self._ended = time.perf_counter()
+        self._count = 0
+        self._statm: int | None = None
+        self._page = 0
+        with suppress(OSError, ValueError, AttributeError):  # Only Linux has it.
+            self._page = os.sysconf("SC_PAGE_SIZE")
+            self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+
+    def record(
+        self,
+        *,
+        step: int,
+        skipped: bool | Tensor,
+        scale: float | Tensor,
+        losses: Sequence[float | Tensor],
+        norm: float | Tensor | None,
+        lr: float | Tensor,
+        precision: Precision,
+        epoch: int | None,
+        optimizer: str,
+        scaler: ScalerUse,
+        device: torch.device,
+    ) -> StepRecord:
+        """The record of a step that has just ended."""
+        now = time.perf_counter()
+        seconds, self._ended = now - self._ended, now
+        loss = losses[0] if len(losses) == 1 else _sum(losses)
+        memory = self._memory(device)
+        values: dict[str, Any] = {"skipped": skipped, "scale": scale, "loss": loss, "grad_norm": norm, "lr": lr}
+        on_device = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        if not on_device:
+            return StepRecord(
+                step=step,
+                step_time_s=seconds,
+                memory_bytes=memory,
+                precision=precision,
+                epoch=epoch,
+                optimizer=optimizer,
+                scaler=scaler,
+                **values,
+            )
+        known: dict[str, Any] = {
+            "step": step,
+            "step_time_s": seconds,
+            "memory_bytes": memory,
+            "precision": precision,
+            "epoch": epoch,
+            "optimizer": optimizer,
+            "scaler": scaler,
+            **{name: value for name, value in values.items() if name not in on_device},
+        }
+        deferred = DeferredValues(on_device, self._unread)
+
+        def read() -> dict[str, Any]:
+            numbers: dict[str, Any] = dict(deferred.read())
+            if "skipped" in numbers:
+                numbers["skipped"] = bool(numbers["skipped"])
+            return numbers
+
+        return StepRecord.deferred(read, **known)
+
+    def _memory(self, device: torch.device) -> int | None:
+        self._count += 1
+        if self._count % _MEMORY_EVERY != 1:
+            return None
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device)
+        if self._statm is None or device.type != "cpu":
+            return None
+        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+
+    def close(self) -> None:
+        """Lets go of what it asks the system by."""
+        if self._statm is not None:
+            os.close(self._statm)
+            self._statm = None
+
+
+def _sum(losses: Sequence[float | Tensor]) -> float | Tensor:
+    if not losses:
+        return math.nan
+    total = losses[0]
+    for each in losses[1:]:
+        total = total + each
+    return total

@@ -1,0 +1,208 @@
+"""Everything that is known of a process whose training is followed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast, final
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from halfstep._torch import torch_scale
+from halfstep.engine import driven_count, is_driven
+from halfstep.records import UNKNOWN, Alert, StepRecord
+from halfstep.scaler import LossScaler
+from halfstep.watching.lines import Line
+from halfstep.watching.measures import Measures, number_of
+from halfstep.watching.misuse import alert_of
+from halfstep.watching.states import OptimizerState, RegionState, ScalerState
+from halfstep.watching.windows import GradientWindow
+
+__all__ = ["Scene"]
+
+# A loop that does the same thing wrong at ever new lines would fill a log with it.
+_MOST_OF_ONE_KIND: Final = 20
+
+
+@final
+class _Thread(threading.local):
+    """What belongs to one thread.
+
+    Attributes:
+        regions: The autocast regions that it is in, the innermost last.
+        region: The last outermost one that was entered with gradients on.
+        region_steps: How many steps the process had made by then.
+        depth: How many of the functions that are followed call each other now.
+        stepping: The optimizer that a scaler steps now.
+        window: What looks at operations between the backward pass and whatever follows.
+        norm_type: Of the norm of gradients that was computed last.
+    """
+
+    def __init__(self) -> None:
+        self.regions: list[RegionState] = []
+        self.region: RegionState | None = None
+        self.region_steps = 0
+        self.depth = 0
+        self.stepping: OptimizerState | None = None
+        self.window: GradientWindow | None = None
+        self.norm_type = 2.0
+
+
+@final
+class Scene:
+    """The scalers, optimizers and regions of a process, and where records and alerts go.
+
+    Args:
+        observe: Is given the record of each step, with the optimizer and the line that stepped it.
+        tell: Is given each alert.
+
+    Attributes:
+        is_active: Whether the process is followed; a child that was forked is not.
+        thread: What belongs to the current thread.
+        steps: How many steps were made by all optimizers together.
+        epoch: The number of the pass over the data; `None` where it is not known.
+        places: Where the scaler was made that an alert of a rule would be about, by the name of the rule.
+        retired: Scalers that are gone and that never updated.
+        refused: Autocast regions that torch has switched off, since there is no such device.
+        forced: What each region is to compute in instead of fp16: a dtype, or `"off"`; `None` for what it asks for.
+    """
+
+    def __init__(self, *, observe: Callable[[OptimizerState | None, StepRecord, Line], None], tell: Callable[[Alert], None]) -> None:
+        self.is_active = True
+        self.thread = _Thread()
+        self.steps = 0
+        self.epoch: int | None = None
+        self.refused: WeakSet[Any] = WeakSet()
+        self.forced: torch.dtype | str | None = None
+        self.observe = observe
+        self.measures = Measures()
+        self.optimizers: dict[int, OptimizerState] = {}
+        self.scalers: dict[int, ScalerState] = {}
+        self.places: dict[str, Line] = {}
+        self.retired: list[ScalerState] = []
+        self._driven = 0
+        self._tell = tell
+        self._names: dict[str, int] = {}
+        self._told: set[tuple[str, str, int]] = set()
+        self._counts: dict[str, int] = {}
+
+    def find_existing(self) -> None:
+        """Takes in the optimizers and scalers that were made before."""
+        gc.collect()  # What nobody holds any longer is not followed.
+        for each in gc.get_objects():
+            kind = type(each)
+            if issubclass(kind, Optimizer) and getattr(each, "param_groups", None):
+                self.optimizer(each)
+            elif issubclass(kind, torch.amp.GradScaler) and (state := self.scaler(each)) is not None:
+                state.was_used = each.stats().steps > 0 if isinstance(each, LossScaler) else torch_scale(each) is not None
+
+    def optimizer(self, optimizer: Any) -> OptimizerState | None:
+        """What is known of an optimizer; `None` where an engine of halfstep's drives it."""
+        state = self.optimizers.get(id(optimizer))
+        if state is not None and driven_count() == self._driven:
+            return state
+        if isinstance(optimizer, Optimizer) and is_driven(optimizer):
+            self.optimizers.pop(id(optimizer), None)
+            return None
+        if state is None:
+            identity = id(optimizer)
+            try:
+                reference = ref(optimizer, lambda _: self.optimizers.pop(identity, None))
+            except TypeError:  # It is of a class that knows no weak references.
+                return None
+            state = self.optimizers[identity] = OptimizerState(optimizer=reference)
+        return state
+
+    def free_optimizers(self) -> list[OptimizerState]:
+        """All optimizers but those that an engine drives."""
+        if (count := driven_count()) != self._driven:
+            self._driven = count
+            for identity in [identity for identity, each in self.optimizers.items() if is_driven(cast("Optimizer", each.optimizer()))]:
+                del self.optimizers[identity]
+        return [*self.optimizers.values()]
+
+    def scaler(self, scaler: Any) -> ScalerState | None:
+        """What is known of a scaler; `None` where it is switched off."""
+        state = self.scalers.get(id(scaler))
+        if state is None:
+            if not isinstance(scaler, torch.amp.GradScaler) or not scaler.is_enabled():
+                return None
+            identity = id(scaler)
+            state = self.scalers[identity] = ScalerState(scaler=ref(scaler, lambda _: self._retire(identity)))
+        return state
+
+    def _retire(self, identity: int) -> None:
+        """A scaler is gone; what is to be said of it in the end is kept."""
+        state = self.scalers.pop(identity, None)
+        if state is not None and state.steps and not state.updates:
+            self.retired.append(state)
+
+    def name(self, state: OptimizerState) -> str:
+        """What records call an optimizer: nothing where it is the first of its process, and there is no other."""
+        kind = type(state.optimizer()).__name__
+        count = self._names[kind] = self._names.get(kind, 0) + 1
+        if len(self.optimizers) == 1 and sum(self._names.values()) == 1:
+            return ""
+        return kind if count == 1 else f"{kind} {count}"
+
+    def unused_scaler(self) -> ScalerState | None:
+        """A scaler that is switched on and was never used."""
+        return next((each for each in self.scalers.values() if not each.is_used), None)
+
+    def receivers(self, parameters: list[Tensor]) -> Iterator[OptimizerState]:
+        """The optimizers of some of these parameters."""
+        if parameters:
+            ends = {id(parameters[0]), id(parameters[-1])}
+            for each in self.optimizers.values():
+                each.refresh()
+                if not ends.isdisjoint(each.identities):
+                    yield each
+
+    def training_region(self) -> RegionState | None:
+        """The autocast region of the forward pass whose backward pass comes now."""
+        here = self.thread
+        # Several optimizers may step after one forward pass each, or after one for all.
+        return here.region if self.steps - here.region_steps < max(len(self.optimizers), 1) else None
+
+    def is_told(self, rule: str, line: Line) -> bool:
+        """Whether nothing more is to be said of a rule at a line."""
+        return (rule, line.file, line.number) in self._told or self._counts.get(rule, 0) >= _MOST_OF_ONE_KIND
+
+    def tell(
+        self, rule: str, line: Line, *, seen: str, state: OptimizerState | None = None, at: int | None = None, module: str = UNKNOWN
+    ) -> None:
+        """Raises an alert, once for each line.
+
+        Args:
+            rule: What is wrong.
+            line: Where.
+            seen: What was seen.
+            state: The optimizer in whose step that was; without it, that of the one that has stepped most.
+            at: The number of the step, where it is not the next one of that optimizer.
+            module: The module that it is about.
+        """
+        if self.is_told(rule, line):
+            return
+        self._told.add((rule, line.file, line.number))
+        self._counts[rule] = self._counts.get(rule, 0) + 1
+        if at is None:
+            at = 1 + (max((each.steps for each in self.optimizers.values()), default=0) if state is None else state.steps)
+        self._tell(alert_of(rule, line, step=at, seen=seen, module=module))
+
+    def close_window(self) -> None:
+        """Ends the look at what happens between the backward pass and whatever comes now."""
+        window, self.thread.window = self.thread.window, None
+        if window is not None:
+            window.close()
+            for rule, line, seen in window.findings():
+                self.tell(rule, line, seen=seen, state=window.state)
+
+
+def current_scale(scaler: Any) -> float | Tensor:
+    """The scale of a scaler that has scaled something: a number on a CPU, a tensor that nothing writes to elsewhere."""
+    tensor = torch_scale(scaler) if not isinstance(scaler, LossScaler) else None
+    return float(scaler.get_scale()) if tensor is None else number_of(tensor)

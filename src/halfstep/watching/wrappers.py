@@ -1,0 +1,317 @@
+"""What stands around the functions of torch that make up a training step. Each function here returns what makes a wrapper of a function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from halfstep.watching.passes import BackwardEvents
+from halfstep.watching.regions import RegionEvents
+from halfstep.watching.scaling import ScalerEvents
+from halfstep.watching.scene import Scene
+from halfstep.watching.stepping import StepEvents
+
+__all__ = [
+    "Make",
+    "around_backward",
+    "around_clipping",
+    "around_region_call",
+    "around_region_enter",
+    "around_region_exit",
+    "around_region_init",
+    "around_scale",
+    "around_schedule",
+    "around_state_dict",
+    "around_step",
+    "around_total_norm",
+    "around_unscale",
+    "around_update",
+    "before_batches",
+    "before_passes",
+    "once_made",
+]
+
+Make = Callable[[Any], Callable[..., Any]]
+
+_frame = sys._getframe
+
+
+def around_region_init(scene: Scene, regions: RegionEvents) -> Make:
+    """For `autocast.__init__`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            original(self, device_type, *args, **kwargs)
+            if scene.is_active:
+                regions.made(self, (device_type, *args), kwargs)
+
+        return init
+
+    return make
+
+
+def around_region_call(scene: Scene, regions: RegionEvents) -> Make:
+    """For `autocast.__call__`, which decorates a function."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def decorate(self: Any, func: Any) -> Any:
+            if scene.is_active:
+                regions.decorates(self, _frame(1))
+            return original(self, func)
+
+        return decorate
+
+    return make
+
+
+def around_region_enter(scene: Scene, regions: RegionEvents) -> Make:
+    """For `autocast.__enter__`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def enter(self: Any) -> Any:
+            if not scene.is_active:
+                return original(self)
+            put_back = regions.enter(self, _frame(1))
+            if put_back is None:
+                return original(self)
+            try:
+                return original(self)
+            finally:
+                put_back()
+
+        return enter
+
+    return make
+
+
+def around_region_exit(scene: Scene, regions: RegionEvents) -> Make:
+    """For `autocast.__exit__`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def leave(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
+            if scene.is_active:
+                regions.leave()
+            return original(self, exc_type, exc_val, exc_tb)
+
+        return leave
+
+    return make
+
+
+def around_backward(scene: Scene, passes: BackwardEvents) -> Make:
+    """For `torch.autograd.backward`, which `Tensor.backward` calls."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not scene.is_active:
+                return original(tensors, *args, **kwargs)
+            return passes.run(original, tensors, args, kwargs, _frame(1))
+
+        return backward
+
+    return make
+
+
+def once_made(scene: Scene, see: Callable[[Any, Any], None]) -> Make:
+    """For the `__init__` of something that is followed.
+
+    Args:
+        scene: What is known of the process.
+        see: Is given it, and the frame that made it.
+    """
+
+    def make(original: Any) -> Callable[..., Any]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if scene.is_active:
+                see(self, _frame(1))
+
+        return init
+
+    return make
+
+
+def around_scale(scene: Scene, scalers: ScalerEvents) -> Make:
+    """For `GradScaler.scale`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def scale(self: Any, outputs: Any) -> Any:
+            result = original(self, outputs)
+            if scene.is_active and not scene.thread.depth:
+                scalers.scaled(self, result, _frame(1))
+            return result
+
+        return scale
+
+    return make
+
+
+def around_unscale(scene: Scene, scalers: ScalerEvents) -> Make:
+    """For `GradScaler.unscale_`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def unscale_(self: Any, optimizer: Any) -> Any:
+            here = scene.thread
+            if here.depth or not scene.is_active:
+                return original(self, optimizer)
+            owner = scalers.unscaling(self, optimizer, _frame(1))
+            here.depth += 1
+            try:
+                result = original(self, optimizer)
+            finally:
+                here.depth -= 1
+            if owner is not None:
+                scalers.unscaled(self, owner)
+            return result
+
+        return unscale_
+
+    return make
+
+
+def around_step(scene: Scene, scalers: ScalerEvents) -> Make:
+    """For `GradScaler.step`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            here = scene.thread
+            if here.depth or not scene.is_active:
+                return original(self, optimizer, *args, **kwargs)
+            here.depth += 1
+            try:
+                return scalers.step(self, optimizer, _frame(1), lambda: original(self, optimizer, *args, **kwargs))
+            finally:
+                here.depth -= 1
+
+        return step
+
+    return make
+
+
+def around_update(scene: Scene, scalers: ScalerEvents) -> Make:
+    """For `GradScaler.update`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+            here = scene.thread
+            if here.depth or not scene.is_active:
+                return original(self, *args, **kwargs)
+            here.depth += 1
+            try:
+                result = original(self, *args, **kwargs)
+                scalers.updated(self, _frame(1))
+            finally:
+                here.depth -= 1
+            return result
+
+        return update
+
+    return make
+
+
+def around_state_dict(scene: Scene, scalers: ScalerEvents) -> Make:
+    """For `GradScaler.state_dict`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if scene.is_active and not scene.thread.depth:
+                scalers.saving(self, _frame(1))
+            return original(self, *args, **kwargs)
+
+        return state_dict
+
+    return make
+
+
+def around_schedule(scene: Scene, steps: StepEvents) -> Make:
+    """For the `step` of learning-rate schedulers."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            here = scene.thread
+            if here.depth or not scene.is_active:
+                return original(self, *args, **kwargs)
+            here.depth += 1
+            try:
+                result = original(self, *args, **kwargs)
+            finally:
+                here.depth -= 1
+            steps.schedule(self, _frame(1))
+            return result
+
+        return step
+
+    return make
+
+
+def around_clipping(scene: Scene, scalers: ScalerEvents) -> Make:
+    """For what clips gradients to a norm."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if not scene.is_active:
+                return original(parameters, max_norm, total_norm, *args, **kwargs)
+            listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            owners = scalers.clipping(listed, max_norm, total_norm, _frame(1))
+            result = original(listed, max_norm, total_norm, *args, **kwargs)
+            for each in owners:
+                each.note_gradients()
+            return result
+
+        return clip
+
+    return make
+
+
+def around_total_norm(scene: Scene) -> Make:
+    """For what computes the norm that gradients are clipped by."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+            scene.thread.norm_type = float(norm_type)
+            return original(tensors, norm_type, *args, **kwargs)
+
+        return get_total_norm
+
+    return make
+
+
+def before_passes(scene: Scene, numbers: WeakKeyDictionary[Any, int], iterators: WeakKeyDictionary[Any, int]) -> Make:
+    """For `DataLoader.__iter__`.
+
+    Args:
+        scene: What is known of the process.
+        numbers: How many passes over its data each loader has begun.
+        iterators: The number of the pass that each iterator makes.
+    """
+
+    def make(original: Any) -> Callable[..., Any]:
+        def iterate(self: Any) -> Any:
+            iterator = original(self)
+            if scene.is_active:
+                numbers[self] = iterators[iterator] = numbers.get(self, 0) + 1
+            return iterator
+
+        return iterate
+
+    return make
+
+
+def before_batches(scene: Scene, iterators: WeakKeyDictionary[Any, int]) -> Make:
+    """For the `__next__` of what iterates over a `DataLoader`."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def advance(self: Any) -> Any:
+            batch = original(self)
+            if scene.is_active and torch.is_grad_enabled():  # An evaluation is no pass of the training.
+                scene.epoch = iterators.get(self)
+            return batch
+
+        return advance
+
+    return make
