@@ -60,3 +60,8 @@ def test_a_folder_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(ConfigurationError, match=r"Cannot make .*: Permission denied\. Name another folder for the run\."):
         default_folder("train.py")
+
+
+def test_a_package_that_is_run_gives_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_folder("/code/research/__main__.py").name.startswith("research-2")

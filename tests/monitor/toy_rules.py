@@ -33,6 +33,7 @@ class EachSkip(AbstractRule):
     """An alert for each skip, which names the optimizer."""
 
     name: ClassVar[str] = "each_skip"
+    is_located: ClassVar[bool] = True
 
     def start(self) -> None:
         return None
@@ -48,6 +49,7 @@ class SkipsInARow(AbstractRule):
     """An alert once an episode."""
 
     name: ClassVar[str] = "skips_in_a_row"
+    is_located: ClassVar[bool] = True
     severity: ClassVar[Severity] = "error"
 
     most: int = 2
@@ -66,6 +68,7 @@ class ScaleFell(AbstractRule):
     """An alert in the same words for every optimizer."""
 
     name: ClassVar[str] = "scale_fell"
+    is_located: ClassVar[bool] = True
 
     def start(self) -> float:
         return 0.0
@@ -81,6 +84,7 @@ class AtEnd(AbstractRule):
     """An alert at the end, and one in the middle."""
 
     name: ClassVar[str] = "at_end"
+    is_located: ClassVar[bool] = True
 
     def start(self) -> int:
         return 0

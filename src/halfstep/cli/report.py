@@ -70,8 +70,8 @@ def _checked(run: str) -> Path:
     if not below:
         return path
     shown = ", ".join(below[-_MOST_NAMED:])
-    named = f"the last {_MOST_NAMED} of which are {shown}" if len(below) > _MOST_NAMED else shown
+    named = f", the last {_MOST_NAMED} of which are {shown}" if len(below) > _MOST_NAMED else f": {shown}"
     raise ConfigurationError(
-        f"{run} is no run, but holds {len(below)} folder{'s' * (len(below) != 1)} of runs: {named}. Name one or several of them, such as "
+        f"{run} is no run, but holds {len(below)} folder{'s' * (len(below) != 1)} of runs{named}. Name one or several of them, such as "
         f"{path / below[-1]}, or all: halfstep report {path}/*"
     )

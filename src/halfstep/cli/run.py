@@ -72,14 +72,12 @@ def run_command(*, target: str, arguments: tuple[str, ...], is_module: bool, sin
     reaction = options["on_persistent_skips"]
 
     def watching() -> AbstractContextManager[object]:
-        # They load torch and numpy, which must not happen before the script does it itself.
-        from halfstep.journal import default_folder  # noqa: PLC0415
+        # It loads torch, which must not happen before the script does it itself.
         from halfstep.watching import watch  # noqa: PLC0415
 
         stack = ExitStack()
         watched = watch(
-            # A module is not found yet, so that its file cannot give the folder its name.
-            default_folder(target) if is_module and options["log_dir"] is None else options["log_dir"],
+            options["log_dir"],
             sinks=_sinks(sinks, quiet=quiet),
             on_persistent_skips=None if reaction is None else cast("_Reaction", reaction.replace("-", "_")),
             diagnose=options["diagnose"],

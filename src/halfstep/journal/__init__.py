@@ -13,10 +13,10 @@ Example:
 """
 
 from halfstep.journal.columns import StepColumns
-from halfstep.journal.folders import default_folder
+from halfstep.journal.folders import RUNS, default_folder
 from halfstep.journal.lines import Entry, encode_line
 from halfstep.journal.reading import read_run
 from halfstep.journal.saved import SavedRun
 from halfstep.journal.writing import RUN_FILE, AppendedFile, RunWriter
 
-__all__ = ["RUN_FILE", "AppendedFile", "Entry", "RunWriter", "SavedRun", "StepColumns", "default_folder", "encode_line", "read_run"]
+__all__ = ["RUNS", "RUN_FILE", "AppendedFile", "Entry", "RunWriter", "SavedRun", "StepColumns", "default_folder", "encode_line", "read_run"]

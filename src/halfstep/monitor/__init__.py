@@ -11,6 +11,7 @@ Example:
 
 from halfstep.monitor.judging import Judging, judge_run
 from halfstep.monitor.monitor import Monitor
+from halfstep.monitor.process import process_rank
 from halfstep.monitor.rules import DEFAULT_RULES, AbstractRule, PersistentSkips
 from halfstep.monitor.sinks import SINKS, AbstractSink, ConsoleSink, CsvSink, JsonlSink, TensorBoardSink
 
@@ -27,4 +28,5 @@ __all__ = [
     "PersistentSkips",
     "TensorBoardSink",
     "judge_run",
+    "process_rank",
 ]

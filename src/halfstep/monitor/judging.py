@@ -125,7 +125,7 @@ def judge_run(saved: SavedRun, rules: Sequence[AbstractRule] = DEFAULT_RULES) ->
 
 def _judge_segment(saved: SavedRun, rules: Sequence[AbstractRule], *, segment: int, first: int, last: int) -> Iterator[Alert]:
     judging = Judging(rules)
-    recorded = _Recorded(saved, {rule.name for rule in rules}, segment=segment)
+    recorded = _Recorded(saved, rules, segment=segment)
     yield from recorded.others(first)
     for row, record in enumerate(saved.records(first, last), first + 1):
         for alert in judging.judge(record):
@@ -142,18 +142,20 @@ class _Recorded:
 
     Args:
         saved: The run.
-        judged: The names of the rules that are judged by now.
+        rules: Those that are judged by now.
         segment: The index of the process.
     """
 
-    def __init__(self, saved: SavedRun, judged: set[str], *, segment: int) -> None:
+    def __init__(self, saved: SavedRun, rules: Sequence[AbstractRule], *, segment: int) -> None:
+        judged = {rule.name: rule.is_located for rule in rules}
         self._others: defaultdict[int, list[Alert]] = defaultdict(list)
         self._sites: defaultdict[tuple[str, int], deque[Site | None]] = defaultdict(deque)
         of_steps = {rule.name for rule in DEFAULT_RULES}
         for alert, row, its_segment in zip(saved.alerts, saved.alert_rows, saved.alert_segments, strict=True):
             if its_segment != segment:
                 continue
-            if alert.rule in judged:
+            # One with a line that its rule does not know was seen in code.
+            if alert.rule in judged and (alert.site is None or judged[alert.rule]):
                 self._sites[alert.rule, row].append(alert.site)
             elif alert.site is not None or alert.rule not in of_steps:
                 self._others[row].append(alert)

@@ -15,8 +15,8 @@ from torch import nn
 from typing_extensions import Self
 
 from halfstep.errors import InvalidTypeError, StepOrderError
-from halfstep.journal import default_folder
-from halfstep.monitor import DEFAULT_RULES, AbstractRule, Monitor, PersistentSkips
+from halfstep.journal import RUNS, default_folder
+from halfstep.monitor import DEFAULT_RULES, AbstractRule, Monitor, PersistentSkips, process_rank
 from halfstep.records import Action, Alert, Site, StepRecord
 from halfstep.watching.interception import Interception
 from halfstep.watching.interventions import Intervention, Interventions, check_intervention
@@ -136,8 +136,9 @@ class Watch:
     def __enter__(self) -> Self:
         if self._monitor is not None:
             raise StepOrderError("This watch was entered before. Make a new one for each run: halfstep.watch(...).")
-        if self.log_dir is None:
-            self.log_dir = default_folder(sys.argv[0] or "run")
+        is_first = process_rank() == 0
+        if self.log_dir is None:  # The first rank writes the log.
+            self.log_dir = default_folder(sys.argv[0] or "run") if is_first else Path(RUNS)
         self._monitor = Monitor(
             self.log_dir,
             sinks=self._sinks,
@@ -156,7 +157,7 @@ class Watch:
             kind=self._on_persistent_skips,
             limit=next((each.skips for each in self._rules if isinstance(each, PersistentSkips)), PersistentSkips().skips),
             diagnose=self._diagnose,
-            folder=self.log_dir,
+            folder=self.log_dir if is_first else None,
             model=self._model,
             note=self._note,
         )

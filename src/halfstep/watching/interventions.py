@@ -46,7 +46,7 @@ class Interventions:
         kind: What to do; `None` for nothing.
         limit: After so many skips in a row.
         diagnose: Whether skips are looked into.
-        folder: Of the run.
+        folder: Of the run; `None` on a rank that writes nothing.
         model: What is trained; `None` to look for it.
         note: Is given each action.
     """
@@ -58,7 +58,7 @@ class Interventions:
         kind: Intervention | None,
         limit: int,
         diagnose: bool,
-        folder: Path,
+        folder: Path | None,
         model: nn.Module | None,
         note: Callable[[Action], None],
     ) -> None:
@@ -128,6 +128,8 @@ class Interventions:
     def _save(self, state: OptimizerState, scaler: ScalerState) -> Path:
         optimizer: Any = state.optimizer()
         model, holder = self._find_model(state), scaler.scaler()
+        if self._folder is None:
+            return Path(_CHECKPOINT)
         path = self._folder / _CHECKPOINT
         part = path.with_suffix(".part")
         kept = {
@@ -150,11 +152,14 @@ class Interventions:
         self._diagnosing.__enter__()
 
     def _tell(self, state: OptimizerState, found: Diagnosis) -> None:
-        write_text(self._folder / _DIAGNOSIS, found.to_json(indent=2) + "\n")
+        place = ""
+        if self._folder is not None:
+            write_text(self._folder / _DIAGNOSIS, found.to_json(indent=2) + "\n")
+            place = f" It is in {self._folder / _DIAGNOSIS}."
         where = "" if found.origin is None else f", at {found.origin.site}"
         if self._changes is not None:  # What was waited for.
             self._due = state
-        self._act(state, "diagnose", f"Diagnosis: {found.cause}{where}. {found.explanation} It is in {self._folder / _DIAGNOSIS}.")
+        self._act(state, "diagnose", f"Diagnosis: {found.cause}{where}. {found.explanation}{place}")
 
     def _fall_back(self, state: OptimizerState, scaler: ScalerState) -> Iterator[str]:
         """One change after the other, each as the end of a sentence, from the one that costs least."""

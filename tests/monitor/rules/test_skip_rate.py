@@ -35,13 +35,13 @@ def test_a_start_without_a_step_is_judged_when_there_is_one() -> None:
 
 
 def test_a_run_that_ends_within_its_start_is_judged_at_its_end() -> None:
-    (alert,) = verdicts(RULE, scaled("x" * 6 + "...."), ended=True)
-    assert alert.step == 10
-    assert "6 of the first 10 steps" in alert.message
-    (alert,) = verdicts(RULE, scaled("x" * 6), ended=True)
-    assert "None was taken down to 2048." in alert.message
-    assert "init_scale=1024," in alert.advice
-    assert verdicts(RULE, scaled("x" * 5 + "...."), ended=True) == []
+    (alert,) = verdicts(RULE, scaled("x" * 7 + "...."), ended=True)
+    assert alert.step == 11
+    assert "7 of the first 11 steps" in alert.message
+    (alert,) = verdicts(RULE, scaled("x" * 7), ended=True)
+    assert "None was taken down to 1024." in alert.message
+    assert "init_scale=512," in alert.advice
+    assert verdicts(RULE, scaled("x" * 6 + "...."), ended=True) == []
     assert len(verdicts(RULE, scaled("x" * 7 + "." * 500), ended=True)) == 1
 
 

@@ -19,12 +19,14 @@ class AbstractRule(ABC):
     Attributes:
         name: By which alerts name it.
         severity: Of its alerts.
+        is_located: Whether a watch says which line of code its alerts are about, though it knows none itself.
     """
 
     __slots__ = ()
 
     name: ClassVar[str]
     severity: ClassVar[Severity] = "warning"
+    is_located: ClassVar[bool] = False
 
     @abstractmethod
     def start(self) -> Any:

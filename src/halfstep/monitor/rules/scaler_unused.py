@@ -42,6 +42,7 @@ class ScalerUnused(AbstractRule):
     """
 
     name: ClassVar[str] = "scaler_unused"
+    is_located: ClassVar[bool] = True
 
     steps: int = 20
 

@@ -38,6 +38,7 @@ class ScalerWithBf16(AbstractRule):
     """
 
     name: ClassVar[str] = "scaler_with_bf16"
+    is_located: ClassVar[bool] = True
 
     steps: int = 3
 

@@ -77,7 +77,7 @@ class SkipRate(AbstractRule):
     name: ClassVar[str] = "skip_rate"
 
     start_steps: int = 30
-    start_skips: int = 6
+    start_skips: int = 7
     window: int = 200
     window_skips: int = 10
 
