@@ -78,7 +78,7 @@ def records(steps: int) -> Iterator[StepRecord]:
                 epoch=1 + (step - 1) * 10 // steps,
                 scaler="used",
             )
-            scale = scale / 2 if is_skipped else scale * 2 if step % 2000 == 0 and scale < 65536 else scale
+            scale = scale / 2 if is_skipped else scale * 2 if step % 1000 == 0 and scale < 65536 else scale
 
 
 def alerts(steps: int) -> list[Alert]:

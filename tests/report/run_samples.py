@@ -77,7 +77,8 @@ def action(**changes: Any) -> Action:
 
 def site(**changes: Any) -> Site:
     """A line of a user's script."""
-    return Site(**({"module": "", "file": "train.py", "line": 57} | changes))
+    values: dict[str, Any] = {"module": "", "file": "train.py", "line": 57}
+    return Site(**(values | changes))
 
 
 def saved(entries: Iterable[Entry], *, name: str = "digits", folder: Path | None = None) -> SavedRun:

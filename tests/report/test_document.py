@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from halfstep.report import Axis, Column, Document, Series, Table
+from halfstep.report import Axis, Column, Document, Marks, Series, Table
 
 
 def test_a_row_needs_a_cell_for_each_column() -> None:
@@ -45,3 +45,8 @@ def test_importing_and_printing_a_report_loads_neither_torch_nor_plotly() -> Non
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_marks_need_a_text_for_each_place() -> None:
+    with pytest.raises(ValueError, match=r"The marks 'skipped' have 1 texts for 2 places\."):
+        Marks(name="skipped", x=(1, 2), texts=("a",), place="below")

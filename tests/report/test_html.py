@@ -12,7 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfstep.errors import ConfigurationError
-from halfstep.report import Column, Document, Section, Table, comparison_document, render_html, write_html
+from halfstep.report import (
+    Axis,
+    Card,
+    Column,
+    Document,
+    Figure,
+    Section,
+    Series,
+    Table,
+    comparison_document,
+    render_html,
+    write_html,
+)
 from tests import samples
 
 ATTACK = "</script><img src=x onerror=alert(1)>"
@@ -172,7 +184,7 @@ def _luminance(colour: str) -> float:
     ("text", "back"),
     [
         (text, back)
-        for text in ("ink", "ink-soft", "accent", "good", "bad")
+        for text in ("ink", "ink-soft", "accent", "good", "warn", "bad")
         for back in ("page", "surface")
     ]
     + [("ink", "warn-back")],
@@ -232,3 +244,20 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_does_not_stop_a_report(tmp_path: Path) -> None:
     assert "a?b" in write_html(small_document(title="a\ud800b"), tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_card_shows_its_badge_its_place_and_its_advice() -> None:
+    card = Card(title="loss_spike", badge="error", tone="bad", place="step 3 · train.py:57", text="It rose.", advice="<b>Clip.</b>")
+    shown = render_html(Document(kind="Report", title="t", conclusion="c", sections=(Section(title="s", cards=(card,)),)))
+    assert '<span class="badge bad">error</span>' in shown
+    assert '<p class="place">step 3 · train.py:57</p>' in shown
+    assert "<p>&lt;b&gt;Clip.&lt;/b&gt;</p>" in shown
+    assert shown.index("It rose.") < shown.index("Clip.")
+
+
+def test_timelines_are_linked_and_other_figures_are_not() -> None:
+    line = Series(name="a", x=(1, 2), y=(1.0, 2.0))
+    axes: dict[str, Any] = {"x": Axis(label="step"), "y": Axis(label="Loss")}
+    figures = (Figure(title="t", kind="timeline", series=(line,), **axes), Figure(title="t", kind="lines", series=(line,), **axes))
+    shown = render_html(Document(kind="Report", title="t", conclusion="c", sections=(Section(title="s", figures=figures),)))
+    assert [one["linked"] for one in json.loads(Page(shown).texts("script")[0])] == [True, False]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,45 +9,24 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import NoAlertPresentException
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from halfstep.records import Comparison, SourceLine
 from halfstep.report import Document, Excerpt, Section, comparison_document, write_html
 from tests import samples
+from tests.report.browsers import opened_browser
 
 pytestmark = pytest.mark.browser
 
 ATTACK = "</script><img src=x onerror=alert(1)>"
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
 Browser = webdriver.Chrome
-
-
-def _found(*names: str) -> str:
-    path = next((path for path in map(shutil.which, names) if path), None)
-    if path is None:
-        reason = f"the browser tests need {' or '.join(names)} on the PATH"
-        # In CI the browser is installed on purpose; a silent skip would hide that it is gone.
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return path
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    options = Options()
-    options.binary_location = _found(*BROWSERS)
-    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(_found("chromedriver")))
-    yield driver
-    driver.quit()
+    yield from opened_browser()
 
 
 def show(browser: Browser, path: Path, *, width: int = 1200, scheme: str = "light") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfstep.report import Axis, Document, Figure, Section, Series, comparison_document
+from halfstep.report import Axis, Document, Figure, Marks, Section, Series, comparison_document
 from halfstep.report.plots import plot, role_colours
 from tests import samples
 
@@ -110,3 +110,25 @@ def test_plotly_reads_no_tags_in_texts() -> None:
     drawn = json.dumps([plot(figure(Series(name=name, x=(name,), y=(1.0,)), kind="stacked_bars", x=Axis(label=name)), colours={})])
     assert "<" not in drawn
     assert drawn.count(literal) == 3
+
+
+def test_roles_that_a_document_names_take_their_colours_first() -> None:
+    section = Section(title="s", figures=(figure(Series(name="b", x=(1,), y=(1.0,), role="b")),))
+    document = Document(kind="Report", title="t", conclusion="c", sections=(section,), roles=("a", "b"))
+    assert role_colours(document) == {"a": "--series-1", "b": "--series-2"}
+
+
+def test_marks_have_roles_too() -> None:
+    marks = Marks(name="m", x=(1,), texts=("a",), place="above", role="run")
+    section = Section(title="s", figures=(figure(marks=(marks,), kind="timeline"),))
+    assert role_colours(Document(kind="Report", title="t", conclusion="c", sections=(section,))) == {"run": "--series-1"}
+
+
+def test_an_axis_from_zero_begins_there() -> None:
+    axis = plot(figure(y=Axis(label="Memory", scale="from_zero")), colours={})["layout"]["yaxis"]
+    assert (axis["type"], axis["rangemode"]) == ("linear", "tozero")
+
+
+def test_the_largest_float_is_no_infinity() -> None:
+    (trace,) = traces(figure(Series(name="a", x=(1,), y=(1.7976999e308,)), kind="timeline"))
+    assert trace["y"] == [None]

@@ -97,6 +97,10 @@ def test_the_page_draws_fits_and_loads_nothing(
         edges = sorted(script(browser, f"{boxes}.map(box => [box.left, box.right])"))
         assert len(edges) >= 3
         assert all(one[1] < other[0] for one, other in pairwise(edges))
+        # Numbers beside the axis are whole.
+        left = script(browser, f"document.getElementById('figure-{figure}').getBoundingClientRect().left")
+        sides = f"[...document.querySelectorAll('#figure-{figure} .ytick text')].map(text => text.getBoundingClientRect().left)"
+        assert min(script(browser, sides)) >= left
 
 
 def test_every_event_is_drawn_where_it_was(browser: Browser, single: Path) -> None:

@@ -160,3 +160,11 @@ def test_any_text_can_be_printed(text: str, width: int, terminal: bool) -> None:
     output = printed(table_document(columns=2, cell=text), width=width, terminal=terminal)
     for character in filter(str.isalnum, text):
         assert output.count(character) >= 2 * text.count(character)
+
+
+def test_a_card_is_told_with_its_badge_its_place_and_its_advice() -> None:
+    whole = Card(title="loss_spike", badge="error", place="step 3", text="It rose.", advice="Clip.", facts=(Fact(label="a", value="1"),))
+    facts = Card(title="fp16", facts=(Fact(label="Steps", value="3"), Fact(label="Skipped", value="1", detail="33 %")))
+    output = printed(Document(kind="Report", title="t", conclusion="c", sections=(Section(title="s", cards=(whole, facts)),)))
+    assert "  error loss_spike (step 3): It rose. Clip.\n" in output
+    assert "  fp16: Steps 3, Skipped 1 (33 %)\n" in output

@@ -109,13 +109,11 @@ def saved_factors(node: Any) -> list[torch.Tensor]:
     return found
 
 
-def hook_all_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> tuple[RemovableHandle, RemovableHandle]:
-    """Has functions called before and after each step of each optimizer."""
+def hook_all_steps(
+    before: Callable[[Any, Any, Any], None], after: Callable[[Any, Any, Any], None]
+) -> tuple[RemovableHandle, RemovableHandle]:
+    """Has functions called before and after each step of each optimizer, with it and the arguments of the step.
 
-    def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
-        before(optimizer)
-
-    def post(optimizer: Any, args: Any, kwargs: Any) -> None:
-        after(optimizer)
-
-    return register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)
+    Seen on torch 2.9 to 2.13 as public names of `torch.optim.optimizer`, which is no attribute of `torch.optim`.
+    """
+    return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)

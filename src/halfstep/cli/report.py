@@ -45,7 +45,7 @@ def report_command(
         halfstep report halfstep-runs/train-20260131-120000 --json - | jq .skipped_steps
 
     \b
-    Exit codes: 0 all is well, 1 there are alerts, 2 a run could not be read, 130 Ctrl-C.
+    Exit codes: 0 all is well, 1 there are warnings or errors, 2 a run could not be read, 130 Ctrl-C.
     """  # noqa: D301 - click reads \\b as "keep these lines"
     check_outputs(json_file=json_file, html_file=html_file)
     # They load numpy, which the help must not wait for.

@@ -150,7 +150,7 @@ def _mark_colour(marks: Marks, colours: Mapping[str, str]) -> str:
 
 def _upright(marks: Marks, x: float, colours: Mapping[str, str]) -> dict[str, Any]:
     line = {"color": _mark_colour(marks, colours), "width": 1, "dash": "3px,3px"}
-    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line, "layer": "below"}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line, "layer": "between"}
 
 
 def _step_axis(figure: Figure, *, anchor: str) -> dict[str, Any]:

@@ -18,9 +18,12 @@ from halfstep.errors import InvalidTypeError, StepOrderError
 from halfstep.journal import RUNS, default_folder
 from halfstep.monitor import DEFAULT_RULES, AbstractRule, Monitor, PersistentSkips, process_rank
 from halfstep.records import Action, Alert, Site, StepRecord
+from halfstep.watching.aftermath import Aftermath
+from halfstep.watching.alike import AlikeSteps
 from halfstep.watching.interception import Interception
 from halfstep.watching.interventions import Intervention, Interventions, check_intervention
 from halfstep.watching.lines import NOWHERE, Line, site_of
+from halfstep.watching.measures import StepFacts
 from halfstep.watching.scaling import ScalerEvents
 from halfstep.watching.scene import Scene
 from halfstep.watching.states import OptimizerState, ScalerState
@@ -128,7 +131,7 @@ class Watch:
         self._model = model
         self._command = shlex.join(sys.argv) if command is None else command
         self._monitor: Monitor | None = None
-        self._pending: list[tuple[OptimizerState | None, StepRecord, Line]] = []
+        self._pending: list[tuple[OptimizerState | None, StepRecord | StepFacts, Line]] = []
         self._settled = time.monotonic()
         self._counts = [0, 0]
         self._is_settling = False
@@ -150,7 +153,9 @@ class Watch:
             command=self._command,
         )
         self._scene = Scene(observe=self._observe, tell=self._tell)
-        self._steps = StepEvents(self._scene)
+        self._aftermath = Aftermath(self._scene)
+        alike = AlikeSteps(self._scene, self._aftermath)
+        self._steps = StepEvents(self._scene, alike)
         self._scalers = ScalerEvents(self._scene, self._steps)
         self._interventions = Interventions(
             self._scene,
@@ -162,8 +167,8 @@ class Watch:
             note=self._note,
         )
         if self._interventions.is_wanted:
-            self._scalers.at_rest = self._at_rest
-        self._interception = Interception(self._scene, self._steps, self._scalers)
+            self._scalers.at_rest, self._scene.acts = self._at_rest, True
+        self._interception = Interception(self._scene, self._steps, self._scalers, self._aftermath, alike)
         self._scene.find_existing()
         self._interception.open()
         _followed.add(self._scene)
@@ -207,11 +212,10 @@ class Watch:
             return
         self._is_settling = True
         try:
-            pending, self._pending = self._pending, []
-            self._settled = time.monotonic()
-            self._steps.settle(pending)
+            taken = self._hand_over()
+            self._aftermath.settle(taken)
             self._monitor.flush()
-            for state, record, _ in pending:
+            for state, record, _ in taken:
                 self._counts[0] += 1
                 self._counts[1] += record.skipped
                 if state is not None:
@@ -219,15 +223,25 @@ class Watch:
         finally:
             self._is_settling = False
 
-    def _observe(self, state: OptimizerState | None, record: StepRecord, line: Line) -> None:
+    def _hand_over(self) -> list[tuple[OptimizerState | None, StepRecord, Line]]:
+        """Gives the monitor the records of the steps that wait."""
         assert self._monitor is not None
-        self._monitor.observe(record)
-        self._pending.append((state, record, line))
+        pending, self._pending = self._pending, []
+        self._settled = time.monotonic()
+        make = self._scene.measures.record
+        taken = [(state, make(step) if isinstance(step, tuple) else step, line) for state, step, line in pending]
+        for _, record, _ in taken:
+            self._monitor.observe(record)
+        return taken
+
+    def _observe(self, state: OptimizerState | None, step: StepRecord | StepFacts, line: Line) -> None:
+        self._pending.append((state, step, line))
         if len(self._pending) >= _STEPS or time.monotonic() - self._settled >= _SECONDS:
             self.flush()
 
     def _tell(self, alert: Alert) -> None:
         assert self._monitor is not None
+        self.flush()  # The log has it after the steps before it.
         self._monitor.report(alert)
 
     def _note(self, action: Action) -> None:

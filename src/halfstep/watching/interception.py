@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Final, final
+from collections.abc import Iterator
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +14,8 @@ from torch.utils.data import DataLoader
 from halfstep._torch.watching import CLIPPING, NORMS, hook_all_steps, loader_iterators
 from halfstep.engine import step_observers
 from halfstep.watching import wrappers
+from halfstep.watching.aftermath import Aftermath
+from halfstep.watching.alike import AlikeSteps
 from halfstep.watching.passes import BackwardEvents
 from halfstep.watching.patches import Patches
 from halfstep.watching.regions import RegionEvents
@@ -25,14 +26,6 @@ from halfstep.watching.wrappers import Make
 
 __all__ = ["Interception"]
 
-_SCALER: Final[dict[str, Callable[[Scene, ScalerEvents], Make]]] = {
-    "scale": wrappers.around_scale,
-    "unscale_": wrappers.around_unscale,
-    "step": wrappers.around_step,
-    "update": wrappers.around_update,
-    "state_dict": wrappers.around_state_dict,
-}
-
 
 @final
 class Interception:
@@ -42,12 +35,23 @@ class Interception:
         scene: What is known of the process.
         steps: What is taken in of optimizers.
         scalers: What is taken in of scalers.
+        aftermath: What is taken in of skipped steps.
+        alike: What is taken in of steps that are not looked at.
     """
 
-    def __init__(self, scene: Scene, steps: StepEvents, scalers: ScalerEvents) -> None:
+    def __init__(self, scene: Scene, steps: StepEvents, scalers: ScalerEvents, aftermath: Aftermath, alike: AlikeSteps) -> None:
         self._scene = scene
         self._steps = steps
         self._scalers = scalers
+        self._aftermath = aftermath
+        self._alike = alike
+        self._of_scalers: dict[str, Make] = {
+            "scale": wrappers.around_scale(scene, scalers),
+            "unscale_": wrappers.around_unscale(scene, scalers),
+            "step": wrappers.around_step(scene, scalers, alike),
+            "update": wrappers.around_update(scene, scalers, alike),
+            "state_dict": wrappers.around_state_dict(scene, scalers),
+        }
         self._patches = Patches()
         self._adopted: set[type] = set()
         self._hooks: tuple[Any, ...] = ()
@@ -79,8 +83,8 @@ class Interception:
             ("__enter__", wrappers.around_region_enter),
             ("__exit__", wrappers.around_region_exit),
         ):
-            self._patches.wrap(torch.autocast, name, around(scene, regions))
-        self._patches.wrap(torch.autograd, "backward", wrappers.around_backward(scene, BackwardEvents(scene)))
+            self._patches.wrap(torch.autocast, name, around(scene, regions), pauses=name != "__call__")
+        self._patches.wrap(torch.autograd, "backward", wrappers.around_backward(scene, BackwardEvents(scene), self._alike))
 
     def _follow_steps(self) -> None:
         scene, steps, scalers = self._scene, self._steps, self._scalers
@@ -90,15 +94,24 @@ class Interception:
             self._adopt_scaler(kind)
         for kind in _kinds_of(LRScheduler):
             self._adopt_scheduler(kind)
-        self._patches.wrap(*CLIPPING, wrappers.around_clipping(scene, scalers))
+        self._patches.wrap(*CLIPPING, wrappers.around_clipping(scene, scalers, self._alike))
         self._patches.wrap(*NORMS, wrappers.around_total_norm(scene))
-        self._hooks = hook_all_steps(self._before_step, self._after_step)
+        scene.at_change = self._change
+        self._hooks = hook_all_steps(*wrappers.around_optimizer_step(scene, steps))
         step_observers.append(steps.observe_engine)
 
     def _follow_batches(self) -> None:
         iterators: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._patches.wrap(DataLoader, "__iter__", wrappers.before_passes(self._scene, WeakKeyDictionary(), iterators))
         self._patches.wrap(loader_iterators(), "__next__", wrappers.before_batches(self._scene, iterators))
+
+    def _change(self) -> None:
+        """Steps are looked at from now on, or are not: what is of no use then costs nothing."""
+        # A region that is open would end unseen.
+        if self._scene.is_looking or self._scene.forced is not None or self._scene.thread.regions:
+            self._patches.resume()
+        else:
+            self._patches.pause()
 
     def _scaler_made(self, scaler: Any, frame: Any) -> None:
         for kind in type(scaler).__mro__:
@@ -112,9 +125,9 @@ class Interception:
             self._adopted.add(kind)
             if "__init__" in vars(kind):
                 self._patches.wrap(kind, "__init__", wrappers.once_made(self._scene, self._scaler_made))
-            for name, around in _SCALER.items():
+            for name, make in self._of_scalers.items():
                 if name in vars(kind):
-                    self._patches.wrap(kind, name, around(self._scene, self._scalers))
+                    self._patches.wrap(kind, name, make, pauses=name in {"scale", "unscale_"})
 
     def _adopt_scheduler(self, kind: type) -> None:
         for each in kind.__mro__:
@@ -122,15 +135,7 @@ class Interception:
             if each not in self._adopted and issubclass(each, LRScheduler) and not issubclass(each, ReduceLROnPlateau):
                 self._adopted.add(each)
                 if "step" in vars(each):
-                    self._patches.wrap(each, "step", wrappers.around_schedule(self._scene, self._steps))
-
-    def _before_step(self, optimizer: Any) -> None:
-        if self._scene.is_active:
-            self._steps.before(optimizer, sys._getframe(1))
-
-    def _after_step(self, optimizer: Any) -> None:
-        if self._scene.is_active:
-            self._steps.after(optimizer)
+                    self._patches.wrap(each, "step", wrappers.around_schedule(self._scene, self._aftermath))
 
 
 def _kinds_of(kind: type) -> Iterator[type]:

@@ -179,12 +179,17 @@ class Interventions:
                 yield f"the run goes on in fp16 with {override}, at a loss scale of {_NEW_SCALE:g}."
             self._remove_policy()
         if _has_bf16(state):
-            self._scene.forced = torch.bfloat16
+            self._force(torch.bfloat16)
             _set_scale(scaler)
             yield "the run goes on in bf16."
-        self._scene.forced = "off"
+        self._force("off")
         _set_scale(scaler)
         yield "the run goes on in fp32."
+
+    def _force(self, what: torch.dtype | str) -> None:
+        """Has all regions compute in something else."""
+        self._scene.forced = what
+        self._scene.at_change()
 
     def _remove_policy(self) -> None:
         handle, self._handle = self._handle, None

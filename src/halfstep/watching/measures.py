@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 from weakref import WeakSet
 
 import torch
@@ -17,10 +17,8 @@ from halfstep._torch import foreach_norms
 from halfstep.deferral import DeferredValues
 from halfstep.records import Precision, ScalerUse, StepRecord
 
-__all__ = ["Measures", "gradient_norm", "number_of", "precision_of", "scaled_down"]
+__all__ = ["Measures", "StepFacts", "gradient_norm", "number_of", "precision_of", "scaled_down"]
 
-# What the process holds is asked for once in so many steps, since a system call each time would be felt in a loop of small steps.
-_MEMORY_EVERY: Final = 10
 _STATM: Final = "/proc/self/statm"
 
 _PRECISIONS: Final[dict[torch.dtype | None, Precision]] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -75,63 +73,94 @@ def gradient_norm(parameters: Sequence[Tensor]) -> float | Tensor | None:
         return None
 
 
+# What is taken down of a step when it ends; its record is made later, with those of many others. A plain tuple, since that is made in each
+# step: its number, whether it was skipped, its loss scale, the losses without it, the norm of the gradients, the learning rate, the seconds
+# since the end of the step before, the memory in bytes, the precision, the epoch, the name of the optimizer, and what part a loss scaler has
+# in it.
+StepFacts: TypeAlias = tuple[
+    int,
+    "bool | Tensor",
+    "float | Tensor",
+    "Sequence[float | Tensor]",
+    "float | Tensor | None",
+    "float | Tensor",
+    float,
+    "int | None",
+    Precision,
+    "int | None",
+    str,
+    ScalerUse,
+]
+
+
 @final
 class Measures:
-    """Makes the records of the steps of one process."""
+    """What is asked of the clock and the system, and the records that come of it.
+
+    Attributes:
+        ended: When the last step ended, by `time.perf_counter`.
+        count: How many steps there were, less one.
+    """
+
+    # What the process holds is asked for once in so many steps, since a system call each time would be felt in a loop of small steps.
+    MEMORY_EVERY: Final = 10
 
     def __init__(self) -> None:
+        self.ended = time.perf_counter()
+        self.count = -1
         self._unread: WeakSet[DeferredValues] = WeakSet()
-        self._ended = time.perf_counter()
-        self._count = 0
         self._statm: int | None = None
         self._page = 0
         with suppress(OSError, ValueError, AttributeError):  # Only Linux has it.
             self._page = os.sysconf("SC_PAGE_SIZE")
             self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
 
-    def record(
-        self,
-        *,
-        step: int,
-        skipped: bool | Tensor,
-        scale: float | Tensor,
-        losses: Sequence[float | Tensor],
-        norm: float | Tensor | None,
-        lr: float | Tensor,
-        precision: Precision,
-        epoch: int | None,
-        optimizer: str,
-        scaler: ScalerUse,
-        device: torch.device,
-    ) -> StepRecord:
-        """The record of a step that has just ended."""
-        now = time.perf_counter()
-        seconds, self._ended = now - self._ended, now
+    def memory(self, parameters: Sequence[object]) -> int | None:
+        """The memory in use, in bytes: of the device that parameters are on, or of the process; `None` where that is not known."""
+        tensor = parameters[0] if parameters else None
+        if not isinstance(tensor, Tensor):
+            return None
+        if tensor.is_cuda:
+            return torch.cuda.max_memory_allocated(tensor.device)
+        if self._statm is None or not tensor.is_cpu:
+            return None
+        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+
+    def record(self, facts: StepFacts) -> StepRecord:
+        """The record of a step; values that lie on an accelerator are read when one of them is asked for."""
+        step, skipped, scale, losses, norm, lr, seconds, memory, precision, epoch, optimizer, scaler = facts
         loss = losses[0] if len(losses) == 1 else _sum(losses)
-        memory = self._memory(device)
-        values: dict[str, Any] = {"skipped": skipped, "scale": scale, "loss": loss, "grad_norm": norm, "lr": lr}
-        on_device = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        if not on_device:
+        if type(loss) is float and type(skipped) is bool and type(scale) is float and type(lr) is float and not isinstance(norm, Tensor):
             return StepRecord(
                 step=step,
+                skipped=skipped,
+                scale=scale,
+                loss=loss,
+                grad_norm=norm,
+                lr=lr,
                 step_time_s=seconds,
                 memory_bytes=memory,
                 precision=precision,
                 epoch=epoch,
                 optimizer=optimizer,
                 scaler=scaler,
-                **values,
             )
         known: dict[str, Any] = {
             "step": step,
+            "skipped": skipped,
+            "scale": scale,
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": lr,
             "step_time_s": seconds,
             "memory_bytes": memory,
             "precision": precision,
             "epoch": epoch,
             "optimizer": optimizer,
             "scaler": scaler,
-            **{name: value for name, value in values.items() if name not in on_device},
         }
+        on_device = {name: value for name, value in known.items() if isinstance(value, Tensor)}
+        known = {name: value for name, value in known.items() if name not in on_device}
         deferred = DeferredValues(on_device, self._unread)
 
         def read() -> dict[str, Any]:
@@ -141,16 +170,6 @@ class Measures:
             return numbers
 
         return StepRecord.deferred(read, **known)
-
-    def _memory(self, device: torch.device) -> int | None:
-        self._count += 1
-        if self._count % _MEMORY_EVERY != 1:
-            return None
-        if device.type == "cuda":
-            return torch.cuda.max_memory_allocated(device)
-        if self._statm is None or device.type != "cpu":
-            return None
-        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
 
     def close(self) -> None:
         """Lets go of what it asks the system by."""

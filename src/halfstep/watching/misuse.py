@@ -8,7 +8,7 @@ from typing import Final, final
 from halfstep.records import UNKNOWN, Alert, Severity
 from halfstep.watching.lines import Line, site_of
 
-__all__ = ["MISUSES", "Misuse", "alert_of"]
+__all__ = ["FP16_UNSCALED", "MISUSES", "Misuse", "alert_of"]
 
 
 @final
@@ -103,6 +103,10 @@ MISUSES: Final[dict[str, Misuse]] = {
         severity="error",
     ),
 }
+
+
+# What is seen of an fp16 forward pass without a scaler.
+FP16_UNSCALED: Final = "The forward pass computes in fp16, and its loss is not scaled."
 
 
 def alert_of(rule: str, line: Line, *, step: int, seen: str, module: str = UNKNOWN) -> Alert:

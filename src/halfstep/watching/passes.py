@@ -14,6 +14,7 @@ from halfstep._torch import is_in_backward
 from halfstep.watching.graphs import casts_values, find_mark, has_factor
 from halfstep.watching.lines import Line, line_above
 from halfstep.watching.measures import number_of, scaled_down
+from halfstep.watching.misuse import FP16_UNSCALED
 from halfstep.watching.scene import Scene
 from halfstep.watching.states import Contribution, OptimizerState, RegionState, ScalerState, parameters_of
 from halfstep.watching.windows import GradientWindow
@@ -67,13 +68,16 @@ class BackwardEvents:
         dtype = None if region is None else region.dtype
         if scaler is not None and dtype is torch.bfloat16:
             scene.places["scaler_with_bf16"] = scaler.place
+        is_half = scaler is None and region is not None and dtype is torch.float16 and casts_values(root)
+        if is_half and region is not None and not scene.optimizers and not scene.scalers:  # Otherwise a step tells.
+            scene.tell("fp16_without_scaler", region.line, seen=FP16_UNSCALED)
         return Contribution(
             line=line,
             scaler=scaler,
             update=0 if scaler is None else scaler.updates,
             region=region,
             thread=threading.get_ident(),
-            is_half=scaler is None and dtype is torch.float16 and casts_values(root),
+            is_half=is_half,
             loss=number_of(root) if scaler is None else scaled_down(number_of(root), scaler.scale),
         )
 

@@ -54,6 +54,7 @@ class RegionEvents:
             put_back = override_region(region, scene.forced if isinstance(scene.forced, torch.dtype) else None)
             is_enabled = region_is_enabled(region)
         state = RegionState(
+            identity=id(region),
             device_type=region.device,
             dtype=region_dtype(region) if is_enabled else None,
             is_meant=is_enabled or region in scene.refused,
@@ -70,7 +71,8 @@ class RegionEvents:
         here.regions.append(state)
         return put_back
 
-    def leave(self) -> None:
-        """The innermost region was left."""
-        if regions := self._scene.thread.regions:
+    def leave(self, region: Any) -> None:
+        """A region was left."""
+        regions = self._scene.thread.regions
+        if regions and regions[-1].identity == id(region):
             regions.pop()

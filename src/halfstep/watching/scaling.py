@@ -90,6 +90,8 @@ class ScalerEvents:
         state, owner = scene.scaler(scaler), scene.optimizer(optimizer)
         if state is None or owner is None:
             return run()
+        if not scene.is_looking:
+            scene.look(True)
         line = line_above(frame)
         self._check_step(state, owner, line)
         owner.scaler = state
@@ -180,6 +182,7 @@ class ScalerEvents:
         for owner in owners:
             scaled = [each.scaler for each in owner.contributions if each.scaler is not None]
             is_scaled = bool(scaled) and not owner.is_unscaled and not owner.is_stepped
+            owner.clips_scaled = is_scaled
             if is_scaled:
                 self._tell_clipped(owner, line, scale=scaled[0].scale, max_norm=float(max_norm), total_norm=total_norm)
             if scene.thread.norm_type == 2.0 and len(parameters) >= len(owner.identities) and isinstance(total_norm, Tensor):

@@ -17,7 +17,7 @@ from halfstep.engine import driven_count, is_driven
 from halfstep.records import UNKNOWN, Alert, StepRecord
 from halfstep.scaler import LossScaler
 from halfstep.watching.lines import Line
-from halfstep.watching.measures import Measures, number_of
+from halfstep.watching.measures import Measures, StepFacts, number_of
 from halfstep.watching.misuse import alert_of
 from halfstep.watching.states import OptimizerState, RegionState, ScalerState
 from halfstep.watching.windows import GradientWindow
@@ -26,6 +26,11 @@ __all__ = ["Scene"]
 
 # A loop that does the same thing wrong at ever new lines would fill a log with it.
 _MOST_OF_ONE_KIND: Final = 20
+
+# Where one optimizer steps again and again, its first steps are looked at, and then one of so many. To look at all would be felt in a loop
+# of small steps.
+_LOOKED_AT: Final = 40
+_LOOK_EVERY: Final = 64
 
 
 @final
@@ -57,11 +62,16 @@ class Scene:
     """The scalers, optimizers and regions of a process, and where records and alerts go.
 
     Args:
-        observe: Is given the record of each step, with the optimizer and the line that stepped it.
+        observe: Is given each step, with the optimizer and the line that stepped it.
         tell: Is given each alert.
 
     Attributes:
         is_active: Whether the process is followed; a child that was forked is not.
+        is_looking: Whether each event is looked at. In between, where one optimizer does the same step by step, the numbers alone are.
+        acts: Whether something may be done about skips.
+        at_change: Is called when that changes.
+        losses: What was called backward on meanwhile.
+        last: The optimizer that has stepped last.
         thread: What belongs to the current thread.
         steps: How many steps were made by all optimizers together.
         epoch: The number of the pass over the data; `None` where it is not known.
@@ -71,8 +81,16 @@ class Scene:
         forced: What each region is to compute in instead of fp16: a dtype, or `"off"`; `None` for what it asks for.
     """
 
-    def __init__(self, *, observe: Callable[[OptimizerState | None, StepRecord, Line], None], tell: Callable[[Alert], None]) -> None:
+    def __init__(
+        self, *, observe: Callable[[OptimizerState | None, StepRecord | StepFacts, Line], None], tell: Callable[[Alert], None]
+    ) -> None:
         self.is_active = True
+        self.is_looking = True
+        self.losses: list[float | Tensor] = []
+        self.last: OptimizerState | None = None
+        self.acts = False
+        self.at_change: Callable[[], None] = lambda: None
+        self._alike = 0
         self.thread = _Thread()
         self.steps = 0
         self.epoch: int | None = None
@@ -152,6 +170,31 @@ class Scene:
     def unused_scaler(self) -> ScalerState | None:
         """A scaler that is switched on and was never used."""
         return next((each for each in self.scalers.values() if not each.is_used), None)
+
+    def has_stepped(self, state: OptimizerState) -> None:
+        """Decides, after a step, whether the next one is looked at."""
+        self.losses.clear()
+        self._alike = self._alike + 1 if state is self.last else 0
+        self.last = state
+        if (self._alike < _LOOKED_AT or self._alike % _LOOK_EVERY == 0) != self.is_looking:
+            self.look(not self.is_looking)
+
+    def look(self, is_looking: bool) -> None:  # noqa: FBT001 - it is what changes
+        """Begins or ends to look at each event. What was seen before says nothing of what comes."""
+        if self.thread.window is not None:
+            self.close_window()
+        self.is_looking = is_looking
+        self.at_change()
+        if not is_looking:
+            return
+        self.losses.clear()
+        for each in self.optimizers.values():
+            each.contributions.clear()
+            each.is_stepped, each.is_unscaled = True, False
+        for scaler in self.scalers.values():
+            scaler.unscaled.clear()
+            scaler.constants.clear()
+            scaler.scale_of = -1
 
     def receivers(self, parameters: list[Tensor]) -> Iterator[OptimizerState]:
         """The optimizers of some of these parameters."""

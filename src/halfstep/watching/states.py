@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from halfstep._torch import version_of
-from halfstep.records import StepRecord
+from halfstep.records import Precision, ScalerUse
 from halfstep.watching.lines import NOWHERE, Line
+from halfstep.watching.measures import number_of
 
 __all__ = ["Contribution", "OptimizerState", "RegionState", "ScalerState", "parameters_of"]
 
@@ -81,6 +82,7 @@ class RegionState:
     """An autocast region that was entered.
 
     Attributes:
+        identity: Its `id`, while it is entered.
         device_type: Its device type.
         dtype: What it computes in; `None` where it switches autocast off.
         is_meant: Whether its user asked for autocast; torch refuses that for a device that there is none of.
@@ -90,6 +92,7 @@ class RegionState:
         steps: How many optimizer steps there were in it.
     """
 
+    identity: int
     device_type: str
     dtype: torch.dtype | None
     is_meant: bool
@@ -142,11 +145,16 @@ class OptimizerState:
         norm: The norm of its gradients without their scale, where the loop has computed it.
         found_inf: 1 where the step that runs will not be taken, as far as its device tells.
         line: Where the step that runs was called.
+        clips_scaled: Whether its gradients were scaled when they were last clipped.
         missing: How many parameters had no gradient when they were last looked at.
         schedules: For each of its schedulers, by `id`, the number of steps when that last moved.
         ahead: For each of them, how often it moved with a step that was skipped.
-        last: The record of its last step.
-        is_known: Whether the host knows at once what becomes of its steps.
+        precision: What its forward pass computed in, when that was last looked at.
+        use: What part a loss scaler had in it then.
+        looks: How often its parameters were to be looked at.
+        was_scaled: Whether its losses were scaled then.
+        last_line: Where it was stepped then.
+        last_skipped: Whether its last step was skipped; a tensor where only the device knows.
         skips: How many of its steps were skipped.
         skips_in_row: How many of those are its last ones.
         model: What holds its parameters, once that was looked for.
@@ -165,17 +173,34 @@ class OptimizerState:
     norm: float | Tensor | None = None
     found_inf: Tensor | None = None
     line: Line | None = None
+    clips_scaled: bool = False
     missing: int = 0
     schedules: dict[int, int] = field(default_factory=dict)
     ahead: dict[int, int] = field(default_factory=dict)
-    last: StepRecord | None = None
-    is_known: bool = True
+    precision: Precision = "fp32"
+    use: ScalerUse = "none"
+    looks: int = 0
+    was_scaled: bool = False
+    last_line: Line = NOWHERE
+    last_skipped: bool | Tensor = False
     skips: int = 0
     skips_in_row: int = 0
     model: ref[nn.Module] | None = None
     _witnesses: Sequence[Tensor] = ()
     _versions: list[int] = field(default_factory=list)
     _count: int = 0
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the host knows only later what becomes of its steps."""
+        return isinstance(self.last_skipped, Tensor)
+
+    def is_skipped(self) -> bool | Tensor:
+        """Whether the step that its scaler was asked for was not taken; a tensor where only the device knows."""
+        if self.found_inf is None:
+            return not self.is_running
+        found = number_of(self.found_inf)
+        return bool(found) if isinstance(found, float) else found
 
     def refresh(self) -> None:
         """Takes in which parameters the optimizer has now."""

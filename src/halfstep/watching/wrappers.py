@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from halfstep.watching.aftermath import Aftermath
+from halfstep.watching.alike import AlikeSteps
 from halfstep.watching.passes import BackwardEvents
 from halfstep.watching.regions import RegionEvents
 from halfstep.watching.scaling import ScalerEvents
@@ -20,6 +22,7 @@ __all__ = [
     "Make",
     "around_backward",
     "around_clipping",
+    "around_optimizer_step",
     "around_region_call",
     "around_region_enter",
     "around_region_exit",
@@ -47,7 +50,7 @@ def around_region_init(scene: Scene, regions: RegionEvents) -> Make:
     def make(original: Any) -> Callable[..., Any]:
         def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
             original(self, device_type, *args, **kwargs)
-            if scene.is_active:
+            if scene.is_active and scene.is_looking:
                 regions.made(self, (device_type, *args), kwargs)
 
         return init
@@ -74,7 +77,7 @@ def around_region_enter(scene: Scene, regions: RegionEvents) -> Make:
 
     def make(original: Any) -> Callable[..., Any]:
         def enter(self: Any) -> Any:
-            if not scene.is_active:
+            if not scene.is_active or not (scene.is_looking or scene.forced):
                 return original(self)
             put_back = regions.enter(self, _frame(1))
             if put_back is None:
@@ -94,8 +97,8 @@ def around_region_exit(scene: Scene, regions: RegionEvents) -> Make:
 
     def make(original: Any) -> Callable[..., Any]:
         def leave(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
-            if scene.is_active:
-                regions.leave()
+            if scene.thread.regions:
+                regions.leave(self)
             return original(self, exc_type, exc_val, exc_tb)
 
         return leave
@@ -103,12 +106,15 @@ def around_region_exit(scene: Scene, regions: RegionEvents) -> Make:
     return make
 
 
-def around_backward(scene: Scene, passes: BackwardEvents) -> Make:
+def around_backward(scene: Scene, passes: BackwardEvents, alike: AlikeSteps) -> Make:
     """For `torch.autograd.backward`, which `Tensor.backward` calls."""
 
     def make(original: Any) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not scene.is_active:
+                return original(tensors, *args, **kwargs)
+            if not scene.is_looking:
+                alike.backward(tensors)
                 return original(tensors, *args, **kwargs)
             return passes.run(original, tensors, args, kwargs, _frame(1))
 
@@ -142,7 +148,7 @@ def around_scale(scene: Scene, scalers: ScalerEvents) -> Make:
     def make(original: Any) -> Callable[..., Any]:
         def scale(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
-            if scene.is_active and not scene.thread.depth:
+            if scene.is_active and scene.is_looking and not scene.thread.depth:
                 scalers.scaled(self, result, _frame(1))
             return result
 
@@ -157,7 +163,7 @@ def around_unscale(scene: Scene, scalers: ScalerEvents) -> Make:
     def make(original: Any) -> Callable[..., Any]:
         def unscale_(self: Any, optimizer: Any) -> Any:
             here = scene.thread
-            if here.depth or not scene.is_active:
+            if here.depth or not scene.is_active or not scene.is_looking:
                 return original(self, optimizer)
             owner = scalers.unscaling(self, optimizer, _frame(1))
             here.depth += 1
@@ -174,7 +180,7 @@ def around_unscale(scene: Scene, scalers: ScalerEvents) -> Make:
     return make
 
 
-def around_step(scene: Scene, scalers: ScalerEvents) -> Make:
+def around_step(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> Make:
     """For `GradScaler.step`."""
 
     def make(original: Any) -> Callable[..., Any]:
@@ -184,6 +190,8 @@ def around_step(scene: Scene, scalers: ScalerEvents) -> Make:
                 return original(self, optimizer, *args, **kwargs)
             here.depth += 1
             try:
+                if not scene.is_looking and (owner := alike.owner_of(self, optimizer)) is not None:
+                    return alike.step(owner, self, lambda: original(self, optimizer, *args, **kwargs))
                 return scalers.step(self, optimizer, _frame(1), lambda: original(self, optimizer, *args, **kwargs))
             finally:
                 here.depth -= 1
@@ -193,7 +201,7 @@ def around_step(scene: Scene, scalers: ScalerEvents) -> Make:
     return make
 
 
-def around_update(scene: Scene, scalers: ScalerEvents) -> Make:
+def around_update(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> Make:
     """For `GradScaler.update`."""
 
     def make(original: Any) -> Callable[..., Any]:
@@ -204,7 +212,8 @@ def around_update(scene: Scene, scalers: ScalerEvents) -> Make:
             here.depth += 1
             try:
                 result = original(self, *args, **kwargs)
-                scalers.updated(self, _frame(1))
+                if scene.is_looking or not alike.updated(self):
+                    scalers.updated(self, _frame(1))
             finally:
                 here.depth -= 1
             return result
@@ -228,7 +237,21 @@ def around_state_dict(scene: Scene, scalers: ScalerEvents) -> Make:
     return make
 
 
-def around_schedule(scene: Scene, steps: StepEvents) -> Make:
+def around_optimizer_step(scene: Scene, steps: StepEvents) -> tuple[Callable[[Any, Any, Any], None], Callable[[Any, Any, Any], None]]:
+    """What is called before and after each step of each optimizer."""
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if scene.is_active:
+            steps.before(optimizer, _frame(1))
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if scene.is_active:
+            steps.after(optimizer)
+
+    return before, after
+
+
+def around_schedule(scene: Scene, aftermath: Aftermath) -> Make:
     """For the `step` of learning-rate schedulers."""
 
     def make(original: Any) -> Callable[..., Any]:
@@ -241,7 +264,7 @@ def around_schedule(scene: Scene, steps: StepEvents) -> Make:
                 result = original(self, *args, **kwargs)
             finally:
                 here.depth -= 1
-            steps.schedule(self, _frame(1))
+            aftermath.schedule(self, _frame(1))
             return result
 
         return step
@@ -249,7 +272,7 @@ def around_schedule(scene: Scene, steps: StepEvents) -> Make:
     return make
 
 
-def around_clipping(scene: Scene, scalers: ScalerEvents) -> Make:
+def around_clipping(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> Make:
     """For what clips gradients to a norm."""
 
     def make(original: Any) -> Callable[..., Any]:
@@ -257,6 +280,9 @@ def around_clipping(scene: Scene, scalers: ScalerEvents) -> Make:
             if not scene.is_active:
                 return original(parameters, max_norm, total_norm, *args, **kwargs)
             listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            if not scene.is_looking:
+                alike.clip(listed, total_norm)
+                return original(listed, max_norm, total_norm, *args, **kwargs)
             owners = scalers.clipping(listed, max_norm, total_norm, _frame(1))
             result = original(listed, max_norm, total_norm, *args, **kwargs)
             for each in owners:

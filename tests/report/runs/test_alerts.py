@@ -66,9 +66,10 @@ def test_the_worst_alert_is_the_first_of_the_most_severe() -> None:
 class TestDifferences:
     def test_what_only_one_of_both_judgements_says_is_told(self) -> None:
         both = samples.alert("both", 1)
-        run = judged(both, samples.alert("new", 2), samples.alert("new", 5), recorded=(both, samples.alert("old", 7)))
+        new = (samples.alert("new", 2), samples.alert("other", 3), samples.alert("new", 5))
+        run = judged(both, *new, recorded=(both, samples.alert("old", 7)))
         assert difference_items(run) == (
-            Item(label="Only now", text="new at steps 2 and 5"),
+            Item(label="Only now", text="new at steps 2 and 5; other at step 3"),
             Item(label="Only when it ran", text="old at step 7"),
         )
 

@@ -24,7 +24,7 @@ def test_a_run_without_an_end_was_killed_or_goes_on() -> None:
 
 
 def test_each_process_of_a_resumed_run_is_told() -> None:
-    entries = [
+    entries: list[Entry] = [
         samples.start(),
         *samples.steps(3),
         samples.start(torch=None, rank=1, world_size=4),

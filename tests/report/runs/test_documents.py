@@ -126,7 +126,7 @@ class TestSeveralRuns:
         assert (shown.kind, shown.title, shown.roles) == ("Training runs", "x and y", ("x", "y"))
 
     def test_the_subtitle_says_what_they_have_in_common(self) -> None:
-        other = [samples.start(device="CPU"), samples.step(1), samples.end()]
+        other: list[Entry] = [samples.start(device="CPU"), samples.step(1), samples.end()]
         runs = reported_runs([samples.saved(samples.complete(1), name="x"), samples.saved(other, name="y")])
         assert runs_document(runs).subtitle == "fp16 · torch 2.13.0"
 

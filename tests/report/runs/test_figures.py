@@ -60,11 +60,11 @@ def test_axes_fit_what_they_show() -> None:
 
 class TestMarks:
     def test_skipped_steps_and_alerts_are_marked_where_they_were(self) -> None:
-        entries = [samples.step(1, skipped=True), *samples.steps(3, first=2), samples.alert(at=3), samples.alert("x", 4, severity="info")]
-        found = figures(*entries)
+        steps = [samples.step(1, skipped=True), *samples.steps(3, first=2)]
+        found = figures(*steps, samples.alert(at=3), samples.alert("x", 4, severity="info"))
         for title in ("Loss", "Loss scale"):
             alerts = {marks.tone: marks for marks in found[title].marks if marks.place == "throughout"}
-            assert alerts["warning"].x == (3,)
+            assert list(alerts["warning"].x) == [3]
             assert alerts["warning"].texts == ("loss_spike (warning), step 3",)
             assert alerts["neutral"].texts == ("x (info), step 4",)
         (skips,) = [marks for marks in found["Loss scale"].marks if marks.place == "below"]

@@ -85,7 +85,7 @@ class TestDrawnLine:
         records = [*samples.steps(5), *samples.steps(4, first=3)]
         (one,) = run_lines([samples.reported(*records)])
         (series,) = drawn_line(one, np.arange(9.0), is_noisy=False)
-        assert series.x == (1, 2, 3, 4, 5, 3, 3, 4, 5, 6)
+        assert list(series.x) == [1, 2, 3, 4, 5, 3, 3, 4, 5, 6]
         assert math.isnan(series.y[5])
 
     def test_steps_in_no_order_are_one_piece(self) -> None:

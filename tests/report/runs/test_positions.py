@@ -46,6 +46,9 @@ def test_counting_anew_is_known() -> None:
 def test_alerts_stand_at_the_steps_of_their_process() -> None:
     run = samples.saved(ANEW)
     assert alert_positions(run, run.alerts) == (3, 5, 6)
+    # What only the second process alerted is in its steps, although the first one has such a step as well.
+    run = samples.saved([samples.start(), *samples.steps(3), samples.start(), *samples.steps(2), samples.alert(at=2)])
+    assert alert_positions(run, run.alerts) == (5,)
 
 
 def test_alerts_of_a_later_judgement_stand_where_their_steps_can_be() -> None:

@@ -81,9 +81,13 @@ class NonfiniteLoss(AbstractRule):
                 advice="Find the operation that overflows in the forward pass with `halfstep diagnose`, and run it in fp32; check the "
                 "batches and the parameters for NaN.",
             )
+        if math.isnan(record.loss) and not state.known and record.grad_norm is not None:
+            seen = f"The gradient norm is {amount(record.grad_norm)}, the loss is not known to be finite"
+        else:
+            seen = f"The loss is {loss}{norm}"
         return self.alert(
             record.step,
-            message=f"{prefix(record.optimizer)}The loss is {loss}{norm}, and the step was taken all the same: gradients of such a loss "
+            message=f"{prefix(record.optimizer)}{seen}, and the step was taken all the same: gradients of such a loss "
             "are usually NaN, and weights that took one stay NaN.",
             advice="Go back to a checkpoint from before this step. Check the batch and the weights for NaN, lower the learning rate, and "
             "find the operation with `halfstep diagnose` or torch.autograd.set_detect_anomaly(True).",

@@ -51,7 +51,7 @@ def difference_items(run: ReportedRun) -> tuple[Item, ...]:
     now = Counter((alert.rule, alert.step) for alert in run.summary.alerts)
     then = Counter((alert.rule, alert.step) for alert in run.summary.recorded_alerts)
     return tuple(
-        Item(label=label, text=", ".join(f"{rule} at {steps_text(steps)}" for rule, steps in _by_rule(alerts).items()))
+        Item(label=label, text="; ".join(f"{rule} at {steps_text(steps)}" for rule, steps in _by_rule(alerts).items()))
         for label, alerts in (("Only now", now - then), ("Only when it ran", then - now))
         if alerts
     )

@@ -1,0 +1,135 @@
+"""Steps that are like those before them, of which the numbers alone are taken.
+
+In a loop of small steps each call of a Python function is felt. So what is done in every step lies here, in few functions, and what looks
+at a step closely lies elsewhere and runs in one step of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import nan
+from time import perf_counter
+from typing import Any, final
+
+from torch import Tensor
+
+from halfstep._torch import backward_node
+from halfstep.watching.aftermath import Aftermath
+from halfstep.watching.measures import number_of, scaled_down
+from halfstep.watching.scene import Scene, current_scale
+from halfstep.watching.states import OptimizerState
+
+__all__ = ["AlikeSteps"]
+
+
+@final
+class AlikeSteps:
+    """What is taken in of steps while they are not looked at.
+
+    Args:
+        scene: What is known of the process.
+        aftermath: What is taken in of skipped steps.
+    """
+
+    def __init__(self, scene: Scene, aftermath: Aftermath) -> None:
+        self._scene = scene
+        self._aftermath = aftermath
+
+    def backward(self, root: Any) -> None:
+        """A backward pass begins."""
+        if type(root) is Tensor and backward_node() is None:
+            self._scene.losses.append(number_of(root))
+
+    def clip(self, parameters: Any, total_norm: Any) -> None:
+        """Gradients are clipped to a norm by a loop whose clipping was looked at before."""
+        owner = self._scene.last
+        if owner is None or owner.clips_scaled or self._scene.thread.norm_type != 2.0:
+            return
+        if len(parameters) >= len(owner.identities) and isinstance(total_norm, Tensor):
+            owner.norm = number_of(total_norm)
+
+    def owner_of(self, scaler: Any, optimizer: Any) -> OptimizerState | None:
+        """The optimizer that a scaler steps, if both are those of the step before."""
+        owner = self._scene.last
+        if owner is None or owner.optimizer() is not optimizer:
+            return None
+        state = owner.scaler
+        return None if state is None or state.pending or state.scaler() is not scaler else owner
+
+    def step(self, owner: OptimizerState, scaler: Any, run: Callable[[], Any]) -> Any:
+        """A scaler steps an optimizer as it did before.
+
+        Args:
+            owner: What `owner_of` returned.
+            scaler: The scaler.
+            run: What does it.
+        """
+        here = self._scene.thread
+        state = owner.scaler
+        assert state is not None
+        state.scale = current_scale(scaler)
+        owner.is_running, owner.found_inf = False, None
+        here.stepping = owner
+        try:
+            result = run()
+        finally:
+            here.stepping = None
+        scale = state.scale
+        if owner.was_scaled and type(scale) is float and scale:
+            losses = [each / scale for each in self._scene.losses]
+        else:
+            losses = [scaled_down(each, scale) for each in self._scene.losses]
+        self.finish(owner, owner.is_skipped(), scale, losses)
+        state.steps += 1
+        state.pending.append(owner)
+        return result
+
+    def updated(self, scaler: Any) -> bool:
+        """A scaler has updated; returns whether that is all that there is to it."""
+        owner = self._scene.last
+        state = None if owner is None else owner.scaler
+        if state is None or state.scaler() is not scaler or self._scene.acts:
+            return False
+        state.updates += 1
+        state.pending.clear()
+        return True
+
+    def finish(self, owner: OptimizerState, skipped: bool | Tensor, scale: float | Tensor, losses: list[float | Tensor]) -> None:  # noqa: FBT001
+        """A step has ended.
+
+        Args:
+            owner: The optimizer.
+            skipped: Whether the step was not taken.
+            scale: Its loss scale.
+            losses: What its gradients are those of, without the scale.
+        """
+        scene = self._scene
+        optimizer: Any = owner.optimizer()
+        owner.steps += 1
+        scene.steps += 1
+        group = optimizer.param_groups[0] if optimizer.param_groups else {"params": []}
+        lr = group.get("lr", nan)
+        measures = scene.measures
+        now = perf_counter()
+        seconds, measures.ended = now - measures.ended, now
+        measures.count += 1
+        facts = (
+            owner.steps,
+            skipped,
+            scale,
+            losses,
+            None if skipped is True else owner.norm,
+            lr if type(lr) is float else number_of(lr) if isinstance(lr, Tensor) else float(lr),
+            seconds,
+            None if measures.count % measures.MEMORY_EVERY else measures.memory(group["params"]),
+            owner.precision,
+            scene.epoch,
+            owner.name,
+            owner.use,
+        )
+        owner.norm = None
+        owner.last_skipped = skipped
+        scene.observe(owner, facts, owner.last_line)
+        if skipped is True:
+            self._aftermath.check_buffers(owner, owner.steps, owner.last_line)
+        scene.has_stepped(owner)
