@@ -43,10 +43,10 @@ class AlikeSteps:
     def clip(self, parameters: Any, total_norm: Any) -> None:
         """Gradients are clipped to a norm by a loop whose clipping was looked at before."""
         owner = self._scene.last
-        if owner is None or owner.clips_scaled or self._scene.thread.norm_type != 2.0:
-            return
-        if len(parameters) >= len(owner.identities) and isinstance(total_norm, Tensor):
-            owner.norm = number_of(total_norm)
+        if owner is not None and owner.norm is None:
+            scaler = owner.scaler.scaler() if owner.clips_scaled and owner.scaler is not None else None
+            scale = 1.0 if scaler is None else current_scale(scaler)
+            owner.take_norm(len(parameters), total_norm, scale=scale, norm_type=self._scene.thread.norm_type)
 
     def owner_of(self, scaler: Any, optimizer: Any) -> OptimizerState | None:
         """The optimizer that a scaler steps, if both are those of the step before."""

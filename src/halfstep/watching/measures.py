@@ -75,8 +75,8 @@ def gradient_norm(parameters: Sequence[Tensor]) -> float | Tensor | None:
 
 # What is taken down of a step when it ends; its record is made later, with those of many others. A plain tuple, since that is made in each
 # step: its number, whether it was skipped, its loss scale, the losses without it, the norm of the gradients, the learning rate, the seconds
-# since the end of the step before, the memory in bytes, the precision, the epoch, the name of the optimizer, and what part a loss scaler has
-# in it.
+# since the end of the step before, the memory in bytes, the precision, the epoch, the name of the optimizer, and what part a loss scaler
+# has in it.
 StepFacts: TypeAlias = tuple[
     int,
     "bool | Tensor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from math import isinf
+from math import isfinite, isinf
 from types import FrameType
 from typing import Any, final
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from halfstep.watching.graphs import mark
 from halfstep.watching.lines import NOWHERE, Line, line_above
-from halfstep.watching.measures import number_of, scaled_down
 from halfstep.watching.scene import Scene, current_scale
 from halfstep.watching.states import OptimizerState, ScalerState
 from halfstep.watching.stepping import StepEvents
@@ -185,22 +184,23 @@ class ScalerEvents:
             owner.clips_scaled = is_scaled
             if is_scaled:
                 self._tell_clipped(owner, line, scale=scaled[0].scale, max_norm=float(max_norm), total_norm=total_norm)
-            if scene.thread.norm_type == 2.0 and len(parameters) >= len(owner.identities) and isinstance(total_norm, Tensor):
-                norm = number_of(total_norm)
-                owner.norm = scaled_down(norm, scaled[0].scale) if is_scaled else norm
+            if owner.norm is None:
+                scale = scaled[0].scale if is_scaled else 1.0
+                owner.take_norm(len(parameters), total_norm, scale=scale, norm_type=scene.thread.norm_type)
         return owners
 
     def _tell_clipped(self, owner: OptimizerState, line: Line, *, scale: float | Tensor, max_norm: float, total_norm: Any) -> None:
         rule = "scaled_norm_logged" if isinf(max_norm) else "clip_before_unscale"
-        if not self._scene.is_told(rule, line):
-            norm, scale = float(total_norm), float(scale)
-            self._scene.tell(
-                rule,
-                line,
-                state=owner,
-                seen=f"clip_grad_norm_ with a limit of {max_norm:g} sees gradients that are multiplied with {scale:g}: a norm of "
-                f"{norm:.4g} in the place of {norm / scale if scale else norm:.4g}.",
-            )
+        if self._scene.is_told(rule, line):
+            return
+        norm, scale = float(total_norm), float(scale)
+        instead = f": a norm of {norm:.4g} in the place of {norm / scale:.4g}" if isfinite(norm) and scale else ""
+        self._scene.tell(
+            rule,
+            line,
+            state=owner,
+            seen=f"clip_grad_norm_ with a limit of {max_norm:g} sees gradients that are multiplied with {scale:,.10g}{instead}.",
+        )
 
     def end(self) -> None:
         """The loop is not followed any longer."""

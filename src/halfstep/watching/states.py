@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from halfstep._torch import version_of
 from halfstep.records import Precision, ScalerUse
 from halfstep.watching.lines import NOWHERE, Line
-from halfstep.watching.measures import number_of
+from halfstep.watching.measures import gradient_norm, number_of, scaled_down
 
 __all__ = ["Contribution", "OptimizerState", "RegionState", "ScalerState", "parameters_of"]
 
@@ -21,6 +21,9 @@ __all__ = ["Contribution", "OptimizerState", "RegionState", "ScalerState", "para
 _WITNESSES: Final = 4
 
 _ABSENT: Final = -1
+
+# A norm that a loop does not need itself is a pass over all gradients; in the first steps there is one each time.
+_NORM_EVERY: Final = 10
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -194,6 +197,25 @@ class OptimizerState:
     def is_deferred(self) -> bool:
         """Whether the host knows only later what becomes of its steps."""
         return isinstance(self.last_skipped, Tensor)
+
+    def take_norm(self, count: int, total_norm: object, *, scale: float | Tensor, norm_type: float) -> None:
+        """Takes the norm of the gradients from a loop that is about to clip them, or computes it now and then.
+
+        Args:
+            count: Of how many parameters it is.
+            total_norm: The norm that the loop has computed.
+            scale: What the gradients are multiplied with.
+            norm_type: Of that norm.
+        """
+        if norm_type == 2.0 and count >= len(self.identities) and isinstance(total_norm, Tensor):
+            self.norm = scaled_down(number_of(total_norm), scale)
+        elif self.measures_now():
+            norm = gradient_norm(parameters_of(self.optimizer()))
+            self.norm = None if norm is None else scaled_down(norm, scale)
+
+    def measures_now(self) -> bool:
+        """Whether the norm of this step's gradients is computed, where the loop does not need it itself."""
+        return self.steps < _NORM_EVERY or self.steps % _NORM_EVERY == 0
 
     def is_skipped(self) -> bool | Tensor:
         """Whether the step that its scaler was asked for was not taken; a tensor where only the device knows."""

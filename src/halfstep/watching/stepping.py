@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -20,9 +20,6 @@ from halfstep.watching.scene import Scene
 from halfstep.watching.states import OptimizerState, ScalerState, parameters_of
 
 __all__ = ["StepEvents"]
-
-# A norm that a loop does not need itself is a pass over all gradients; in the first steps there is one each time.
-_NORM_EVERY: Final = 10
 
 
 @final
@@ -102,7 +99,7 @@ class StepEvents:
 
     def _measure(self, state: OptimizerState, grad_scale: object) -> None:
         """Computes the norm of the gradients now and then, where the loop has not done so."""
-        if state.norm is None and (state.steps < _NORM_EVERY or state.steps % _NORM_EVERY == 0):
+        if state.norm is None and state.measures_now():
             norm = gradient_norm(parameters_of(state.optimizer()))
             state.norm = norm if norm is None or not isinstance(grad_scale, Tensor) else scaled_down(norm, number_of(grad_scale))
 
