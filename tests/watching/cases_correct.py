@@ -374,3 +374,22 @@ def many_predictions_in_one_region() -> list[float]:
         errors = [F.mse_loss(net(xs), ys).item() for xs, ys in zip(x.split(3), y.split(3), strict=True)]
     assert len(errors) == 4
     return losses
+
+
+@case()
+def limits_scaled_gradients_by_a_scaled_limit() -> list[float]:
+    x, y = regression(8, 4, 2)
+    net = nn.Linear(4, 2)
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    losses = []
+    for _ in range(6):
+        opt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.mse_loss(net(x), y)
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0 * scaler.get_scale())
+        scaler.step(opt)
+        scaler.update()
+        losses.append(loss.item())
+    return losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from math import isfinite, isinf
+from math import inf, isfinite, isinf
 from types import FrameType
 from typing import Any, final
 
@@ -194,6 +194,8 @@ class ScalerEvents:
         if self._scene.is_told(rule, line):
             return
         norm, scale = float(total_norm), float(scale)
+        if scale <= max_norm < inf:  # The limit is multiplied with the scale as well.
+            return
         instead = f": a norm of {norm:.4g} in the place of {norm / scale:.4g}" if isfinite(norm) and scale else ""
         self._scene.tell(
             rule,
