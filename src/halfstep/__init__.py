@@ -8,6 +8,7 @@ Example:
     ['MixedPrecision', 'Task', 'compare']
 """
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,9 @@ def __getattr__(name: str) -> Any:
         return import_module("halfstep.amp")
     if name not in _HOMES:
         raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
+    state = random.getstate()
     value = getattr(import_module(_HOMES[name]), name)
+    random.setstate(state)  # What is imported may draw, and a script that has set a seed must not see that.
     globals()[name] = value
     return value
 

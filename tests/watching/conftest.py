@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from halfstep.watching import passes
+from halfstep.watching.scene import Scene
+
 
 @pytest.fixture(scope="module")
 def alone_in_process() -> Iterator[None]:
@@ -15,3 +18,24 @@ def alone_in_process() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something, after which a watch opens no dispatch mode."""
+    monkeypatch.setattr(passes, "compiler_is_in_use", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
+    """What goes wrong in a watch itself ends the watch, and not the script. A test in which that happens empties this list."""
+    seen: list[Exception] = []
+    failed = Scene.failed
+
+    def see(self: Scene, error: Exception) -> None:
+        failed(self, error)  # It raises what is meant to reach the script.
+        seen.append(error)
+
+    monkeypatch.setattr(Scene, "failed", see)
+    yield seen
+    assert seen == []

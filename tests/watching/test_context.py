@@ -482,7 +482,6 @@ class TestNothingIsKept:
                 assert [each() for each in kept] == [None] * 5
             seen.flush()
 
-    @pytest.mark.xfail(reason="steps that wait keep the state of their optimizer, and that keeps some of its parameters")
     def test_its_parameters_may_go(self, tmp_path: Path) -> None:
         with halfstep.watch(tmp_path, sinks=["jsonl"]):
             session = Session()
@@ -580,7 +579,6 @@ def test_warnings_of_torch_name_the_lines_that_they_name_without_a_watch(tmp_pat
     assert len(own) >= 4
 
 
-@pytest.mark.xfail(reason="a backward pass is run from the file that follows it")
 def test_warnings_of_a_backward_pass_name_its_line(tmp_path: Path) -> None:
     alone = warnings_of(backward_of_old)
     with halfstep.watch(tmp_path, sinks=()):

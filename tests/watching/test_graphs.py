@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halfstep.watching.graphs import casts_values, find_mark, has_factor, mark
+from halfstep.watching.graphs import cast_dtype, find_mark, has_factor, mark
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,7 +75,7 @@ def test_what_has_no_graph_keeps_no_mark(tensor: Tensor) -> None:
     assert not mark(tensor, KEY, "scaled")
     assert find_mark(tensor, KEY) is None
     assert not has_factor(tensor, [tensor])
-    assert not casts_values(tensor)
+    assert not cast_dtype(tensor)
 
 
 def test_a_mark_ends_with_the_graph() -> None:
@@ -118,10 +118,10 @@ class TestCasts:
         net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(30)))
         with torch.autocast("cpu", dtype=dtype):
             loss = net(torch.ones(1, 2)).float().sum()
-        assert casts_values(loss)
-        assert not casts_values(net(torch.ones(1, 2)).sum())
+        assert cast_dtype(loss)
+        assert not cast_dtype(net(torch.ones(1, 2)).sum())
 
     def test_a_region_without_a_product_casts_nothing(self) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = (weight() * 2).sum()
-        assert not casts_values(loss)
+        assert not cast_dtype(loss)

@@ -40,7 +40,7 @@ class Regions:
 
     @property
     def current(self) -> Any:
-        return self.scene.thread.region
+        return next(reversed([region for region, _ in self.scene.thread.entered.values()]), None)
 
     @property
     def depth(self) -> int:
@@ -108,7 +108,34 @@ def test_a_region_that_torch_refuses_is_meant_all_the_same() -> None:
 def test_a_region_for_another_device_does_not_hide_it() -> None:
     regions = Regions()
     with regions.open(torch.float16, device="cuda"), regions.open(torch.bfloat16, device="cpu"):
-        assert regions.current.device_type == "cpu"
+        entered = regions.scene.thread.entered
+        assert {device: region.device_type for device, (region, _) in entered.items()} == {"cuda": "cuda", "cpu": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "steps", "mixed"),
+    [
+        ([torch.float16, torch.float16], 0, False),
+        ([torch.float16, torch.bfloat16], 0, True),
+        ([torch.float16, torch.bfloat16], 1, True),
+        ([torch.float16, torch.bfloat16, torch.bfloat16], 0, True),
+        ([torch.float16, torch.bfloat16, torch.bfloat16], 1, False),
+    ],
+    ids=[
+        "of one kind",
+        "of two kinds",
+        "of two kinds, with a step between",
+        "of two kinds before",
+        "of two kinds before, with steps between",
+    ],
+)
+def test_it_is_known_that_regions_of_several_kinds_were_entered_since_a_step(dtypes: list[torch.dtype], steps: int, mixed: bool) -> None:
+    regions = Regions()
+    for dtype in dtypes:
+        with regions.open(dtype):
+            pass
+        regions.scene.steps += steps
+    assert regions.scene.thread.is_mixed is mixed
 
 
 def test_a_thread_has_regions_of_its_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep import LossScaler, MixedPrecision
+from halfstep import LossScaler, MixedPrecision, PersistentSkipsError
 from halfstep.records import Alert
 from halfstep.watching.lines import NOWHERE, Line
 from halfstep.watching.scene import Scene, current_scale
@@ -145,7 +145,12 @@ class TestOptimizers:
         later = [optimizer(), optimizer(kind=torch.optim.AdamW)]
         assert [scene.name(state) for state in map(scene.optimizer, later) if state is not None] == ["SGD 2", "AdamW"]
 
-    def test_gradients_are_those_of_an_optimizer_by_the_first_and_the_last(self, scene: Scene) -> None:
+    def test_of_very_many_the_last_share_a_name(self, scene: Scene) -> None:
+        made = [optimizer() for _ in range(35)]
+        names = [scene.name(state) for state in [*map(scene.optimizer, made)] if state is not None]
+        assert names == ["SGD", *(f"SGD {number}" for number in range(2, 33)), *["SGD (others)"] * 3]
+
+    def test_gradients_are_those_of_an_optimizer_by_any_of_them(self, scene: Scene) -> None:
         many, few, other = optimizer(5), optimizer(2), optimizer(1)
         states = [scene.optimizer(each) for each in (many, few, other)]
         parameters = [each for made in (many, few) for each in made.param_groups[0]["params"]]
@@ -224,8 +229,8 @@ class TestExisting:
         del engine
 
 
-def region() -> RegionState:
-    return RegionState(identity=0, device_type="cpu", dtype=torch.float16, is_meant=True, keeps_casts=True, is_training=True, line=line(1))
+def region(device: str = "cpu") -> RegionState:
+    return RegionState(identity=0, device_type=device, dtype=torch.float16, is_meant=True, keeps_casts=True, is_training=True, line=line(1))
 
 
 class TestTrainingRegion:
@@ -234,21 +239,63 @@ class TestTrainingRegion:
         made = [optimizer() for _ in range(count)]
         for each in made:
             scene.optimizer(each)
-        scene.steps = scene.thread.region_steps = 7
-        scene.thread.region = entered = region()
+        scene.steps = 7
+        entered = region()
+        scene.thread.entered["cpu"] = entered, 7
         found = []
         for _ in range(5):
-            found.append(scene.training_region() is entered)
+            found.append(scene.training_region("cpu") is entered)
             scene.steps += 1
         assert found == [True] * lasts + [False] * (5 - lasts)
 
+    def test_it_is_that_of_the_device_or_else_the_last(self, scene: Scene) -> None:
+        first, last = region("cuda"), region("cpu")
+        for each in (first, last):
+            scene.thread.entered[each.device_type] = each, 0
+        assert [scene.training_region(device) for device in ("cuda", "cpu", "xpu", None)] == [first, last, None, last]
+
     def test_another_thread_has_none(self, scene: Scene) -> None:
-        scene.thread.region = region()
+        scene.thread.entered["cpu"] = region(), 0
         seen = []
-        thread = threading.Thread(target=lambda: seen.append(scene.training_region()))
+        thread = threading.Thread(target=lambda: seen.append(scene.training_region("cpu")))
         thread.start()
         thread.join()
         assert seen == [None]
+
+
+def test_the_devices_are_those_of_the_optimizers(scene: Scene) -> None:
+    assert scene.device_types() == set()
+    made = [optimizer(), torch.optim.SGD([nn.Parameter(torch.empty(1, device="meta"))], lr=0.1)]
+    for each in made:
+        scene.optimizer(each)
+    assert scene.device_types() == {"cpu", "meta"}
+
+
+class TestFailures:
+    """What goes wrong in a watch is not the script's concern."""
+
+    def test_it_is_told_once_and_the_process_is_followed_no_longer(
+        self, scene: Scene, failures: list[Exception], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for _ in range(2):
+            try:
+                raise KeyError("lost")
+            except KeyError as error:
+                scene.failed(error)
+        assert not scene.is_active
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert "not watched any longer, since KeyError: 'lost'" in told
+        assert "test_scene.py" in told
+        failures.clear()
+
+    def test_what_is_meant_to_reach_the_script_does(self, scene: Scene) -> None:
+        meant = ValueError("stop")
+        scene.meant.append(meant)
+        for error in (meant, PersistentSkipsError("too many")):
+            with pytest.raises(type(error), match=r"stop|too many"):
+                scene.failed(error)
+        assert scene.is_active
 
 
 def test_what_a_window_has_seen_is_told_when_it_is_closed(scene: Scene, alerts: list[Alert]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.utils.clip_grad
+import torch.utils._python_dispatch
 import torch.utils.data.dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -15,14 +18,18 @@ from torch.utils.hooks import RemovableHandle
 __all__ = [
     "CLIPPING",
     "NORMS",
+    "compiler_is_in_use",
     "hook_all_steps",
     "is_given_enabled",
     "loader_iterators",
+    "modes_are_on",
     "override_region",
     "region_dtype",
     "region_is_enabled",
     "region_keeps_casts",
+    "result_dtype",
     "saved_factors",
+    "without_modes",
 ]
 
 # Where all clipping by norm passes, by whatever name it was imported: the module, and the function in it. Private:
@@ -107,6 +114,46 @@ def saved_factors(node: Any) -> list[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found.append(value)
     return found
+
+
+def result_dtype(node: Any) -> torch.dtype | None:
+    """The dtype of the result of the operation that a node of autograd belongs to.
+
+    Private: `Node._input_metadata`, of which the custom functions of torch's own libraries make use. Seen on torch 2.9 to 2.13.
+    """
+    found = getattr(node, "_input_metadata", None)
+    dtype: torch.dtype | None = getattr(found[0], "dtype", None) if found else None
+    return dtype
+
+
+def modes_are_on() -> bool:
+    """Whether a dispatch mode or a function mode is active, which sees each operation.
+
+    Private: `torch._C._len_torch_dispatch_stack` and `_len_torch_function_stack`. Seen on torch 2.9 to 2.13.
+    """
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
+def compiler_is_in_use() -> bool:
+    """Whether something was compiled by `torch.compile` in this process, which a dispatch mode would be in the way of.
+
+    Private: `torch._dynamo.eval_frame.cached_backends`. Seen on torch 2.9 to 2.13; a torch without it is taken for one that compiles.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", None)
+    return backends is None or any(each is not None for each in backends.values())
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """A block whose operations no mode sees.
+
+    Private: `torch.utils._python_dispatch._disable_current_modes` and `torch._C.DisableTorchFunction`. Seen on torch 2.9 to 2.13.
+    """
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def hook_all_steps(

@@ -47,17 +47,22 @@ class AppendedFile:
     def __init__(self, path: str | Path) -> None:
         self.path: Final = Path(path)
         self._process = os.getpid()
+        self._descriptor: int | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Windows would write its own ends of lines. A program that is started by the script has no business with the file.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-            self._descriptor: int | None = os.open(self.path, flags, 0o666)
-            last = self._last_byte(self._descriptor)
+            last = self._last_byte(self._open())
         except OSError as error:
             raise ConfigurationError(f"Cannot write {self.path}: {error.strerror or error}. Name another folder for the run.") from error
         self.is_new: Final = not last
         # A process that was killed while it wrote left a line without its end, which the next one must not become a part of.
         self._torn = b"\n" if last not in {b"", b"\n"} else b""
+
+    def _open(self) -> int:
+        # Windows would write its own ends of lines. A program that is started by the script has no business with the file.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = descriptor = os.open(self.path, flags, 0o666)
+        self._identity = _identity(descriptor)
+        return descriptor
 
     def _last_byte(self, descriptor: int) -> bytes:
         status = os.fstat(descriptor)
@@ -78,8 +83,12 @@ class AppendedFile:
         rest = memoryview(self._torn + text.encode("utf-8", "backslashreplace"))
         self._torn = b""
         try:
+            descriptor = self._descriptor
+            # A script that becomes a daemon closes all files, and the number may be that of one of its own by now.
+            if _identity(descriptor) != self._identity:
+                descriptor = self._open()
             while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+                rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
             self.close()
             warnings.warn(
@@ -92,8 +101,17 @@ class AppendedFile:
     def close(self) -> None:
         """Closes the file; nothing is written to it any more."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        if descriptor is not None and _identity(descriptor) == self._identity:
             os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """What a descriptor stands for; `None` where it stands for nothing."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 @final

@@ -6,7 +6,6 @@ at a step closely lies elsewhere and runs in one step of many.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import nan
 from time import perf_counter
 from typing import Any, final
@@ -48,32 +47,23 @@ class AlikeSteps:
             scale = 1.0 if scaler is None else current_scale(scaler)
             owner.take_norm(len(parameters), total_norm, scale=scale, norm_type=self._scene.thread.norm_type)
 
-    def owner_of(self, scaler: Any, optimizer: Any) -> OptimizerState | None:
-        """The optimizer that a scaler steps, if both are those of the step before."""
+    def begin_step(self, scaler: Any, optimizer: Any) -> OptimizerState | None:
+        """A scaler is about to step an optimizer; returns that, if both are those of the step before."""
         owner = self._scene.last
         if owner is None or owner.optimizer() is not optimizer:
             return None
         state = owner.scaler
-        return None if state is None or state.pending or state.scaler() is not scaler else owner
-
-    def step(self, owner: OptimizerState, scaler: Any, run: Callable[[], Any]) -> Any:
-        """A scaler steps an optimizer as it did before.
-
-        Args:
-            owner: What `owner_of` returned.
-            scaler: The scaler.
-            run: What does it.
-        """
-        here = self._scene.thread
-        state = owner.scaler
-        assert state is not None
+        if state is None or state.pending or state.scaler() is not scaler:
+            return None
         state.scale = current_scale(scaler)
         owner.is_running, owner.found_inf = False, None
-        here.stepping = owner
-        try:
-            result = run()
-        finally:
-            here.stepping = None
+        self._scene.thread.stepping = owner
+        return owner
+
+    def end_step(self, owner: OptimizerState) -> None:
+        """It has."""
+        state = owner.scaler
+        assert state is not None
         scale = state.scale
         if owner.was_scaled and type(scale) is float and scale:
             losses = [each / scale for each in self._scene.losses]
@@ -82,7 +72,6 @@ class AlikeSteps:
         self.finish(owner, owner.is_skipped(), scale, losses)
         state.steps += 1
         state.pending.append(owner)
-        return result
 
     def updated(self, scaler: Any) -> bool:
         """A scaler has updated; returns whether that is all that there is to it."""
@@ -119,7 +108,7 @@ class AlikeSteps:
             scale,
             losses,
             None if skipped is True else owner.norm,
-            lr if type(lr) is float else number_of(lr) if isinstance(lr, Tensor) else float(lr),
+            lr if type(lr) is float else _rate(lr),
             seconds,
             None if measures.count % measures.MEMORY_EVERY else measures.memory(group["params"]),
             owner.precision,
@@ -133,3 +122,10 @@ class AlikeSteps:
         if skipped is True:
             self._aftermath.check_buffers(owner, owner.steps, owner.last_line)
         scene.has_stepped(owner)
+
+
+def _rate(lr: object) -> float | Tensor:
+    """A learning rate as a number; NaN where it is none, as where an optimizer finds its own."""
+    if isinstance(lr, Tensor):
+        return number_of(lr)
+    return float(lr) if isinstance(lr, int | float) else nan

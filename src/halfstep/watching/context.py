@@ -143,10 +143,10 @@ class Watch:
         if self.log_dir is None:  # The first rank writes the log.
             self.log_dir = default_folder(sys.argv[0] or "run") if is_first else Path(RUNS)
         self._monitor = Monitor(
-            self.log_dir,
+            self.log_dir.absolute(),
             sinks=self._sinks,
             rules=self._rules,
-            on_alert=self._on_alert,
+            on_alert=None if self._on_alert is None else self._answer,
             locate=self._locate,
             flush_steps=_NO_LIMIT,
             flush_seconds=float("inf"),
@@ -162,7 +162,7 @@ class Watch:
             kind=self._on_persistent_skips,
             limit=next((each.skips for each in self._rules if isinstance(each, PersistentSkips)), PersistentSkips().skips),
             diagnose=self._diagnose,
-            folder=self.log_dir if is_first else None,
+            folder=self.log_dir.absolute() if is_first else None,  # A script may change the current folder.
             model=self._model,
             note=self._note,
         )
@@ -243,6 +243,14 @@ class Watch:
         assert self._monitor is not None
         self.flush()  # The log has it after the steps before it.
         self._monitor.report(alert)
+
+    def _answer(self, alert: Alert) -> None:
+        assert self._on_alert is not None
+        try:
+            self._on_alert(alert)
+        except BaseException as error:
+            self._scene.meant.append(error)
+            raise
 
     def _note(self, action: Action) -> None:
         assert self._monitor is not None

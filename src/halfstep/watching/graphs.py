@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
-from halfstep._torch.watching import saved_factors
+from halfstep._torch.watching import result_dtype, saved_factors
 
-__all__ = ["casts_values", "find_mark", "has_factor", "mark"]
+__all__ = ["cast_dtype", "find_mark", "has_factor", "mark"]
 
 # A loss is scaled near the end of its graph: divided, or added to others, but not sent through another model.
 _NEAR: Final = 400
@@ -19,6 +20,7 @@ _NEAR: Final = 400
 _FAR: Final = 20_000
 
 _CAST: Final = "ToCopyBackward0"
+_HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
 
 def mark(tensor: Tensor, key: object, value: object) -> bool:
@@ -49,18 +51,19 @@ def has_factor(root: Tensor, factors: Sequence[Tensor]) -> bool:
     )
 
 
-def casts_values(root: Tensor) -> bool:
-    """Whether a graph holds a cast, as autocast makes for the weights that it computes with in half precision.
+def cast_dtype(root: Tensor) -> torch.dtype | None:
+    """The half precision that a graph casts to, as autocast does with the weights that it computes with; `None` where it casts to none.
 
     Example:
-        >>> import torch
         >>> x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
         >>> with torch.autocast("cpu", dtype=torch.bfloat16):
         ...     y = x @ w
-        >>> casts_values(y.sum()), casts_values((x @ w).sum())
-        (True, False)
+        >>> cast_dtype(y.sum()), cast_dtype((x @ w).sum())
+        (torch.bfloat16, None)
     """
-    return root.grad_fn is not None and any(each.name() == _CAST for each in _nodes(root.grad_fn, limit=_FAR))
+    nodes = () if root.grad_fn is None else _nodes(root.grad_fn, limit=_FAR)
+    found = (result_dtype(each) for each in nodes if each.name() == _CAST)
+    return next((each for each in found if each in _HALVES), None)
 
 
 def _nodes(root: Any, *, limit: int) -> Iterator[Any]:

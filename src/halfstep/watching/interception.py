@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -94,15 +93,15 @@ class Interception:
             self._adopt_scaler(kind)
         for kind in _kinds_of(LRScheduler):
             self._adopt_scheduler(kind)
-        self._patches.wrap(*CLIPPING, wrappers.around_clipping(scene, scalers, self._alike))
-        self._patches.wrap(*NORMS, wrappers.around_total_norm(scene))
+        self._patches.wrap(*CLIPPING, wrappers.around_clipping(scene, scalers, self._alike), in_graphs=True)
+        self._patches.wrap(*NORMS, wrappers.around_total_norm(scene), in_graphs=True)
         scene.at_change = self._change
         self._hooks = hook_all_steps(*wrappers.around_optimizer_step(scene, steps))
         step_observers.append(steps.observe_engine)
 
     def _follow_batches(self) -> None:
-        iterators: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._patches.wrap(DataLoader, "__iter__", wrappers.before_passes(self._scene, WeakKeyDictionary(), iterators))
+        iterators: dict[int, int] = {}
+        self._patches.wrap(DataLoader, "__iter__", wrappers.before_passes(self._scene, {}, iterators))
         self._patches.wrap(loader_iterators(), "__next__", wrappers.before_batches(self._scene, iterators))
 
     def _change(self) -> None:

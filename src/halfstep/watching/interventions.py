@@ -73,6 +73,7 @@ class Interventions:
         self._skips = 0
         self._diagnosing: SkipDiagnosis | None = None
         self._is_diagnosed = False
+        self._is_waiting = False
         self._handle: PolicyHandle | None = None
         self._changes: Iterator[str] | None = None
 
@@ -109,9 +110,9 @@ class Interventions:
                 self._act(state, "raise", f"The run is ended after {skips} skips in a row.")
                 raise PersistentSkipsError(_text(skips, scaler))
             case "save_and_stop":
-                path = self._save(state, scaler)
-                self._act(state, "save_and_stop", f"The run is ended after {skips} skips in a row; its state is in {path}.")
-                raise PersistentSkipsError(f"{_text(skips, scaler)} The state of the model, the optimizer and the scaler is in {path}.")
+                saved = self._save(state, scaler)
+                self._act(state, "save_and_stop", f"The run is ended after {skips} skips in a row. {saved}")
+                raise PersistentSkipsError(f"{_text(skips, scaler)} {saved}")
             case "fall_back":
                 if self._changes is None:
                     self._changes = self._fall_back(state, scaler)
@@ -125,11 +126,12 @@ class Interventions:
     def _find_model(self, state: OptimizerState) -> nn.Module | None:
         return self._model if self._model is not None else model_of(parameters_of(state.optimizer()))
 
-    def _save(self, state: OptimizerState, scaler: ScalerState) -> Path:
+    def _save(self, state: OptimizerState, scaler: ScalerState) -> str:
+        """Writes the state of the run, and says where."""
         optimizer: Any = state.optimizer()
         model, holder = self._find_model(state), scaler.scaler()
         if self._folder is None:
-            return Path(_CHECKPOINT)
+            return "The first rank saves its state."
         path = self._folder / _CHECKPOINT
         part = path.with_suffix(".part")
         kept = {
@@ -138,9 +140,13 @@ class Interventions:
             "scaler": None if holder is None else holder.state_dict(),
             "step": state.steps,
         }
-        torch.save(kept, part)
-        part.replace(path)
-        return path
+        try:
+            torch.save(kept, part)
+            part.replace(path)
+        except Exception as error:  # Such as state that cannot be pickled.
+            part.unlink(missing_ok=True)
+            return f"Its state could not be saved: {type(error).__name__}: {error}"
+        return f"The state of the model, the optimizer and the scaler is in {path}."
 
     def _look_into(self, state: OptimizerState) -> None:
         scaler = None if state.scaler is None else state.scaler.scaler()
@@ -148,8 +154,15 @@ class Interventions:
         if scaler is None or model is None or self._diagnosing is not None:
             return
         self._is_diagnosed = True
-        self._diagnosing = diagnose_skips(scaler, model=model, after=1, on_diagnosis=lambda found: self._tell(state, found))
+        self._diagnosing = diagnose_skips(scaler, model=model, after=1, on_diagnosis=lambda found: self._take(state, found))
         self._diagnosing.__enter__()
+
+    def _take(self, state: OptimizerState, found: Diagnosis) -> None:
+        """A step was looked into. Whatever goes wrong here is not the script's concern."""
+        try:
+            self._tell(state, found)
+        except Exception as error:
+            self._act(state, "diagnose", f"The diagnosis could not be written down: {error}")
 
     def _tell(self, state: OptimizerState, found: Diagnosis) -> None:
         place = ""
@@ -157,15 +170,17 @@ class Interventions:
             write_text(self._folder / _DIAGNOSIS, found.to_json(indent=2) + "\n")
             place = f" It is in {self._folder / _DIAGNOSIS}."
         where = "" if found.origin is None else f", at {found.origin.site}"
-        if self._changes is not None:  # What was waited for.
-            self._due = state
+        if self._is_waiting:
+            self._is_waiting, self._due = False, state
         self._act(state, "diagnose", f"Diagnosis: {found.cause}{where}. {found.explanation}{place}")
 
     def _fall_back(self, state: OptimizerState, scaler: ScalerState) -> Iterator[str]:
         """One change after the other, each as the end of a sentence, from the one that costs least."""
         if not self._is_diagnosed:
             self._look_into(state)
+            self._is_waiting = self._diagnosing is not None
             yield "the next step is looked into."
+            self._is_waiting = False
         override = None if self._diagnosing is None or self._diagnosing.diagnosis is None else _override_of(self._diagnosing.diagnosis)
         model = self._find_model(state)
         self._end_diagnosis()

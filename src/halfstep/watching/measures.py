@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from halfstep._torch import foreach_norms
+from halfstep._torch.watching import modes_are_on, without_modes
 from halfstep.deferral import DeferredValues
 from halfstep.records import Precision, ScalerUse, StepRecord
 
-__all__ = ["Measures", "StepFacts", "gradient_norm", "number_of", "precision_of", "scaled_down"]
+__all__ = ["Measures", "StepFacts", "gradient_norm", "number_of", "precision_of", "scaled_down", "total_of"]
 
 _STATM: Final = "/proc/self/statm"
 
@@ -41,6 +42,13 @@ def number_of(tensor: Tensor) -> float | Tensor:
         >>> number_of(torch.tensor([0.5])), number_of(torch.ones(2))
         (0.5, nan)
     """
+    if modes_are_on():  # Somebody counts operations, and ours are none of his.
+        with without_modes():
+            return _number_of(tensor)
+    return _number_of(tensor)
+
+
+def _number_of(tensor: Tensor) -> float | Tensor:
     if tensor.is_cpu:
         try:
             value = tensor.item()
@@ -62,8 +70,16 @@ def scaled_down(value: float | Tensor, scale: float | Tensor) -> float | Tensor:
 def gradient_norm(parameters: Sequence[Tensor]) -> float | Tensor | None:
     """The L2 norm of all gradients; `None` where there is none, or where they have no norm of their own, as sparse ones."""
     gradients = [each.grad for each in parameters if each.grad is not None]
-    if not gradients:
+    # Those of sharded parameters lie on several ranks.
+    if not gradients or any(type(each) is not Tensor for each in gradients):
         return None
+    if modes_are_on():
+        with without_modes():
+            return _norm_of(gradients)
+    return _norm_of(gradients)
+
+
+def _norm_of(gradients: list[Tensor]) -> float | Tensor | None:
     try:
         norms = foreach_norms(gradients)
         if norms[0].is_cpu:
@@ -124,12 +140,16 @@ class Measures:
             return torch.cuda.max_memory_allocated(tensor.device)
         if self._statm is None or not tensor.is_cpu:
             return None
-        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+        try:
+            return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+        except (OSError, ValueError, IndexError):  # The process has closed its files, as daemons do.
+            self._statm = None
+            return None
 
     def record(self, facts: StepFacts) -> StepRecord:
         """The record of a step; values that lie on an accelerator are read when one of them is asked for."""
         step, skipped, scale, losses, norm, lr, seconds, memory, precision, epoch, optimizer, scaler = facts
-        loss = losses[0] if len(losses) == 1 else _sum(losses)
+        loss = losses[0] if len(losses) == 1 else total_of(losses)
         if type(loss) is float and type(skipped) is bool and type(scale) is float and type(lr) is float and not isinstance(norm, Tensor):
             return StepRecord(
                 step=step,
@@ -178,7 +198,13 @@ class Measures:
             self._statm = None
 
 
-def _sum(losses: Sequence[float | Tensor]) -> float | Tensor:
+def total_of(losses: Sequence[float | Tensor]) -> float | Tensor:
+    """The sum of losses; NaN where there is none.
+
+    Example:
+        >>> total_of([0.5, 0.25]), total_of([])
+        (0.75, nan)
+    """
     if not losses:
         return math.nan
     total = losses[0]

@@ -39,7 +39,7 @@ MISUSES: Final[dict[str, Misuse]] = {
         severity="error",
     ),
     "optimizer_step_bypasses_scaler": Misuse(
-        why="The scaler neither divides the gradients nor skips the step where they are not finite.",
+        why="The scaler does not skip the step where gradients are not finite, and divides none that it has not unscaled.",
         advice="Step by scaler.step(optimizer) alone, followed by scaler.update().",
         severity="error",
     ),

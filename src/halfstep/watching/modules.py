@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from halfstep._torch import own_buffers, own_modules, own_parameters, wrapped_module
 
 __all__ = ["live_modules", "model_of", "nonfinite_buffers", "orphans", "strays"]
+
+
+_LOOKED_AT: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def live_modules() -> list[nn.Module]:
@@ -31,7 +34,7 @@ def model_of(parameters: Iterable[Tensor]) -> nn.Module | None:
     best: list[nn.Module] = []
     most = (0, 0)
     for module in live_modules():
-        held = {id(each) for each in module.parameters()}
+        held = {id(each) for inner in _within(module) for each in own_parameters(inner).values() if each is not None}
         key = (len(held & wanted), -len(held))
         if key[0] and key >= most:
             best = [*best, module] if key == most else [module]
@@ -41,6 +44,17 @@ def model_of(parameters: Iterable[Tensor]) -> nn.Module | None:
     while outermost is not None and (wrapped := wrapped_module(outermost)) is not None:
         outermost = wrapped[1]
     return outermost
+
+
+def _within(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and all in it, without a method that its class may have overridden."""
+    waiting, seen = [module], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [child for child in own_modules(each).values() if child is not None]
 
 
 def strays(parameters: Iterable[Tensor], modules: Iterable[nn.Module]) -> list[Tensor]:
@@ -72,7 +86,7 @@ def nonfinite_buffers(model: nn.Module) -> Iterator[tuple[str, str]]:
     for path, module in dict(model.named_modules()).items():
         is_norm = "running_mean" in own_buffers(module)
         for name, buffer in own_buffers(module).items():
-            if buffer is None or not buffer.is_floating_point() or buffer.device.type == "meta":
+            if type(buffer) is not Tensor or buffer.layout is not torch.strided or buffer.dtype not in _LOOKED_AT or buffer.is_meta:
                 continue
             bad: Any = ~torch.isfinite(buffer) if is_norm else torch.isnan(buffer)
             if bool(bad.any()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import update_wrapper
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final, final
 
 from halfstep._torch import kept_out_of_graphs
@@ -36,10 +37,12 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Any, str, Any]] = []
+        self._kept: list[tuple[Any, str, Any, Any]] = []
         self._pausing: list[tuple[Any, str, Any, Any]] = []
 
-    def wrap(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]], *, pauses: bool = False) -> None:
+    def wrap(
+        self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]], *, pauses: bool = False, in_graphs: bool = False
+    ) -> None:
         """Replaces a function in a class or a module.
 
         Args:
@@ -47,14 +50,19 @@ class Patches:
             name: The function's name.
             make: Returns what is put in its place, given the function.
             pauses: Whether `pause` puts it back for a while.
+            in_graphs: Whether `torch.compile` may look into it.
         """
         original = getattr(owner, name)
+        before = vars(owner).get(name, _MISSING)
+        if not isinstance(original, FunctionType) or (before is not _MISSING and not isinstance(before, FunctionType)):
+            return  # Such as a static method of a subclass: it is left alone.
         replacement: Any = make(original)
         update_wrapper(replacement, original)
         replacement.__code__ = replacement.__code__.replace(co_filename=_UNSEEN)
-        before = vars(owner).get(name, _MISSING)
-        self._kept.append((owner, name, before))
-        setattr(owner, name, kept_out_of_graphs(replacement))
+        if not in_graphs:
+            replacement = kept_out_of_graphs(replacement)
+        self._kept.append((owner, name, before, replacement))
+        setattr(owner, name, replacement)
         if pauses and before is not _MISSING:
             self._pausing.append((owner, name, before, replacement))
 
@@ -71,11 +79,22 @@ class Patches:
                 setattr(owner, name, replacement)
 
     def undo(self) -> None:
-        """Puts everything back, the last first."""
+        """Puts everything back, the last first; what somebody else has put there since stays."""
+        self.resume()
         self._pausing.clear()
         while self._kept:
-            owner, name, original = self._kept.pop()
-            if original is _MISSING:
+            owner, name, before, replacement = self._kept.pop()
+            if vars(owner).get(name) is not replacement:
+                _ENDED[id(replacement)] = replacement, before
+                continue
+            # What it stood in for may have ended before it.
+            while id(before) in _ENDED:
+                before = _ENDED.pop(id(before))[1]
+            if before is _MISSING:
                 delattr(owner, name)
             else:
-                setattr(owner, name, original)
+                setattr(owner, name, before)
+
+
+# Functions that stood in for others, and have ended while something else stood in for them: each with what it stood in for.
+_ENDED: Final[dict[int, tuple[Any, Any]]] = {}

@@ -67,7 +67,10 @@ class RegionEvents:
             and state.is_training
             and not any(each.is_meant and each.device_type == state.device_type for each in here.regions)
         ):
-            here.region, here.region_steps = state, scene.steps
+            before, steps = here.entered.pop(state.device_type, (None, -1))
+            is_other = before is not None and before.dtype is not state.dtype
+            here.is_mixed = is_other or (here.is_mixed and steps == scene.steps)
+            here.entered[state.device_type] = state, scene.steps
         here.regions.append(state)
         return put_back
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, isfinite, isinf
 from types import FrameType
-from typing import Any, final
+from typing import Any, Final, final
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from halfstep.watching.states import OptimizerState, ScalerState
 from halfstep.watching.stepping import StepEvents
 
 __all__ = ["ScalerEvents"]
+
+# A loop that scales what has no graph, and never updates, would keep it all.
+_MOST_CONSTANTS: Final = 16
 
 
 @final
@@ -47,10 +50,9 @@ class ScalerEvents:
             return
         if state.first_use is NOWHERE:
             state.first_use = line_above(frame)
-        if state.scale_of != state.updates:
-            state.scale, state.scale_of = current_scale(scaler), state.updates
+        state.scale = current_scale(scaler)
         for each in _tensors_of(outputs):
-            if not mark(each, self._scene, state):
+            if not mark(each, self._scene, state) and len(state.constants) < _MOST_CONSTANTS:
                 state.constants.append(each)
 
     def unscaling(self, scaler: Any, optimizer: Any, frame: FrameType | None) -> OptimizerState | None:
@@ -74,31 +76,34 @@ class ScalerEvents:
             owner.is_unscaled = True
             owner.note_gradients()
 
-    def step(self, scaler: Any, optimizer: Any, frame: FrameType | None, run: Callable[[], Any]) -> Any:
-        """A scaler steps an optimizer.
-
-        Args:
-            scaler: It.
-            optimizer: The optimizer.
-            frame: Where it is called.
-            run: What does it.
-        """
+    def begin_step(self, scaler: Any, optimizer: Any, frame: FrameType | None) -> OptimizerState | None:
+        """A scaler is about to step an optimizer; returns that where it is followed."""
         scene = self._scene
         if scene.thread.window is not None:
             scene.close_window()
         state, owner = scene.scaler(scaler), scene.optimizer(optimizer)
         if state is None or owner is None:
-            return run()
+            return None
         if not scene.is_looking:
             scene.look(True)
-        line = line_above(frame)
-        self._check_step(state, owner, line)
+        owner.line = line_above(frame)
+        owner.drop_replaced()
+        self._check_step(state, owner, owner.line)
         owner.scaler = state
-        result = self._steps.run_scaled(state, owner, line, run)
+        owner.is_running, owner.found_inf = False, None
+        scene.thread.stepping = owner
+        return owner
+
+    def end_step(self, owner: OptimizerState) -> None:
+        """It has."""
+        state, line = owner.scaler, owner.line
+        if state is None or line is None:
+            return
+        owner.line = None
+        self._steps.finish(owner, state, line, skipped=owner.is_skipped())
         state.steps += 1
         state.stepped = line
         state.pending.append(owner)
-        return result
 
     def _check_step(self, state: ScalerState, owner: OptimizerState, line: Line) -> None:
         if owner in state.pending:
@@ -106,7 +111,7 @@ class ScalerEvents:
         self._check_mixing(state, owner)
         if not owner.is_stepped:
             for each in owner.contributions:
-                if each.scaler is None and each.thread == threading.get_ident():
+                if each.scaler is None and each.is_loss and each.thread == threading.get_ident():
                     self._scene.tell(
                         "unscaled_backward",
                         each.line,

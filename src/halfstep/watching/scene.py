@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast, final
 from weakref import WeakSet, ref
@@ -14,18 +16,22 @@ from torch.optim import Optimizer
 
 from halfstep._torch import torch_scale
 from halfstep.engine import driven_count, is_driven
+from halfstep.errors import PersistentSkipsError
 from halfstep.records import UNKNOWN, Alert, StepRecord
 from halfstep.scaler import LossScaler
 from halfstep.watching.lines import Line
 from halfstep.watching.measures import Measures, StepFacts, number_of
 from halfstep.watching.misuse import alert_of
-from halfstep.watching.states import OptimizerState, RegionState, ScalerState
+from halfstep.watching.states import OptimizerState, RegionState, ScalerState, parameters_of
 from halfstep.watching.windows import GradientWindow
 
 __all__ = ["Scene"]
 
 # A loop that does the same thing wrong at ever new lines would fill a log with it.
 _MOST_OF_ONE_KIND: Final = 20
+
+# So many optimizers of one class have a name each; what is known of each is kept as long as the run.
+_MOST_NAMES: Final = 32
 
 # Where one optimizer steps again and again, its first steps are looked at, and then one of so many. To look at all would be felt in a loop
 # of small steps.
@@ -39,8 +45,9 @@ class _Thread(threading.local):
 
     Attributes:
         regions: The autocast regions that it is in, the innermost last.
-        region: The last outermost one that was entered with gradients on.
-        region_steps: How many steps the process had made by then.
+        entered: For each device type, the last outermost one that was entered with gradients on, and how many steps the process had
+            made by then.
+        is_mixed: Whether another one, of another precision, was entered since the step before.
         depth: How many of the functions that are followed call each other now.
         stepping: The optimizer that a scaler steps now.
         window: What looks at operations between the backward pass and whatever follows.
@@ -49,8 +56,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.regions: list[RegionState] = []
-        self.region: RegionState | None = None
-        self.region_steps = 0
+        self.entered: dict[str, tuple[RegionState, int]] = {}
+        self.is_mixed = False
         self.depth = 0
         self.stepping: OptimizerState | None = None
         self.window: GradientWindow | None = None
@@ -76,6 +83,7 @@ class Scene:
         steps: How many steps were made by all optimizers together.
         epoch: The number of the pass over the data; `None` where it is not known.
         places: Where the scaler was made that an alert of a rule would be about, by the name of the rule.
+        meant: Exceptions that are to reach the script.
         retired: Scalers that are gone and that never updated.
         refused: Autocast regions that torch has switched off, since there is no such device.
         forced: What each region is to compute in instead of fp16: a dtype, or `"off"`; `None` for what it asks for.
@@ -101,6 +109,7 @@ class Scene:
         self.optimizers: dict[int, OptimizerState] = {}
         self.scalers: dict[int, ScalerState] = {}
         self.places: dict[str, Line] = {}
+        self.meant: list[BaseException] = []
         self.retired: list[ScalerState] = []
         self._driven = 0
         self._tell = tell
@@ -163,6 +172,8 @@ class Scene:
         """What records call an optimizer: nothing where it is the first of its process, and there is no other."""
         kind = type(state.optimizer()).__name__
         count = self._names[kind] = self._names.get(kind, 0) + 1
+        if count > _MOST_NAMES:  # Such as one for each task of a meta-learner.
+            return f"{kind} (others)"
         if len(self.optimizers) == 1 and sum(self._names.values()) == 1:
             return ""
         return kind if count == 1 else f"{kind} {count}"
@@ -194,22 +205,45 @@ class Scene:
         for scaler in self.scalers.values():
             scaler.unscaled.clear()
             scaler.constants.clear()
-            scaler.scale_of = -1
 
     def receivers(self, parameters: list[Tensor]) -> Iterator[OptimizerState]:
         """The optimizers of some of these parameters."""
-        if parameters:
-            ends = {id(parameters[0]), id(parameters[-1])}
-            for each in self.optimizers.values():
-                each.refresh()
-                if not ends.isdisjoint(each.identities):
-                    yield each
+        given = {id(each) for each in parameters}
+        for each in self.optimizers.values():
+            each.refresh()
+            if not given.isdisjoint(each.identities):
+                yield each
 
-    def training_region(self) -> RegionState | None:
-        """The autocast region of the forward pass whose backward pass comes now."""
-        here = self.thread
-        # Several optimizers may step after one forward pass each, or after one for all.
-        return here.region if self.steps - here.region_steps < max(len(self.optimizers), 1) else None
+    def training_region(self, device_type: str | None) -> RegionState | None:
+        """The autocast region of the forward pass whose backward pass comes now, of a device type or of any."""
+        found = [
+            region
+            for region, steps in self.thread.entered.values()
+            # Several optimizers may step after one forward pass each, or after one for all.
+            if self.steps - steps < max(len(self.optimizers), 1) and device_type in {None, region.device_type}
+        ]
+        return found[-1] if found else None
+
+    def device_types(self) -> set[str]:
+        """The types of the devices that parameters are on."""
+        found = (parameters_of(each.optimizer()) for each in self.optimizers.values())
+        return {each.device.type for parameters in found for each in parameters[:1]}
+
+    def failed(self, error: Exception) -> None:
+        """Something went wrong in the following itself. The script goes on, and is followed no longer.
+
+        Raises:
+            Exception: The error, where its user means it to reach the script.
+        """
+        if isinstance(error, PersistentSkipsError) or error in self.meant:
+            raise error
+        if self.is_active:
+            self.is_active = False
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            sys.stderr.write(
+                f"halfstep warning: the training is not watched any longer, since {type(error).__name__}: {error} "
+                f"({where.filename}:{where.lineno}). The training goes on. This is a bug in halfstep; please report it.\n"
+            )
 
     def is_told(self, rule: str, line: Line) -> bool:
         """Whether nothing more is to be said of a rule at a line."""

@@ -9,9 +9,11 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from halfstep._torch import version_of
+from halfstep._torch import found_infs, version_of
 from halfstep.records import Precision, ScalerUse
+from halfstep.scaler import LossScaler
 from halfstep.watching.lines import NOWHERE, Line
 from halfstep.watching.measures import gradient_norm, number_of, scaled_down
 
@@ -49,7 +51,6 @@ class ScalerState:
         steps: How many steps it was asked for.
         iterations: How many backward passes of its losses there were since its last update, and in how many updates.
         scale: What this iteration's losses were multiplied with: a number, or a tensor on its device.
-        scale_of: How often it had updated when the scale was read.
         constants: What it has scaled since its last update that has no graph, such as a one that losses are then multiplied with.
     """
 
@@ -65,7 +66,6 @@ class ScalerState:
     steps: int = 0
     iterations: int = 0
     scale: float | Tensor = 1.0
-    scale_of: int = -1
     constants: list[Tensor] = field(default_factory=list)
 
     @property
@@ -115,6 +115,8 @@ class Contribution:
         scaler: Whose scaled loss it was; `None` where no scaler had a part in it.
         update: How often that scaler had updated by then.
         region: The autocast region of its forward pass; `None` where there was none.
+        dtype: What that computes in.
+        is_loss: Whether it began with a loss, and not with gradients that come from elsewhere.
         thread: The number of the thread that called it.
         is_half: Whether its forward pass was seen to compute in half precision.
         loss: The loss without its scale: a number, or a tensor on its device; NaN where it is not one number.
@@ -124,7 +126,9 @@ class Contribution:
     scaler: ScalerState | None
     update: int
     region: RegionState | None
+    dtype: torch.dtype | None
     thread: int
+    is_loss: bool
     is_half: bool
     loss: float | Tensor
 
@@ -189,9 +193,10 @@ class OptimizerState:
     skips: int = 0
     skips_in_row: int = 0
     model: ref[nn.Module] | None = None
-    _witnesses: Sequence[Tensor] = ()
+    _witnesses: Sequence[ref[Tensor]] = ()
     _versions: list[int] = field(default_factory=list)
-    _count: int = 0
+    _gradients: list[int] = field(default_factory=list)
+    _shape: tuple[int, ...] = ()
 
     @property
     def is_deferred(self) -> bool:
@@ -207,7 +212,7 @@ class OptimizerState:
             scale: What the gradients are multiplied with.
             norm_type: Of that norm.
         """
-        if norm_type == 2.0 and count >= len(self.identities) and isinstance(total_norm, Tensor):
+        if norm_type == 2.0 and count == len(self.identities) and isinstance(total_norm, Tensor):
             self.norm = scaled_down(number_of(total_norm), scale)
         elif self.measures_now():
             norm = gradient_norm(parameters_of(self.optimizer()))
@@ -219,26 +224,34 @@ class OptimizerState:
 
     def is_skipped(self) -> bool | Tensor:
         """Whether the step that its scaler was asked for was not taken; a tensor where only the device knows."""
-        if self.found_inf is None:
-            return not self.is_running
-        found = number_of(self.found_inf)
-        return bool(found) if isinstance(found, float) else found
+        if self.found_inf is not None:
+            verdict = number_of(self.found_inf)
+            return bool(verdict) if isinstance(verdict, float) else verdict
+        if self.is_running:
+            return False
+        # No hook tells of the steps of an optimizer that is none of torch's.
+        scaler = None if self.scaler is None else self.scaler.scaler()
+        found = [] if scaler is None or isinstance(scaler, LossScaler) else found_infs(scaler)
+        return isinstance(self.optimizer(), Optimizer) or not found or any(bool(each) for each in found)
 
     def refresh(self) -> None:
         """Takes in which parameters the optimizer has now."""
-        groups: list[dict[str, Any]] = getattr(self.optimizer(), "param_groups", [])
-        count = len(groups[0]["params"]) if len(groups) == 1 else sum(len(group["params"]) for group in groups)
-        if count == self._count:
+        groups: list[dict[str, Any]] = getattr(self.optimizer(), "param_groups", None) or []
+        lists = [group["params"] for group in groups]
+        shape = tuple(part for each in lists if each for part in (len(each), id(each[0]), id(each[-1])))
+        if shape == self._shape:
             return
-        self._count = count
-        parameters = parameters_of(self.optimizer())
+        self._shape = shape
+        parameters = [each for among in lists for each in among]
         self.identities = frozenset(map(id, parameters))
         self._choose([each for each in parameters if each.requires_grad])
 
     def _choose(self, among: Sequence[Tensor]) -> None:
         chosen = {min(place * (len(among) - 1) // (_WITNESSES - 1), len(among) - 1) for place in range(_WITNESSES)} if among else set()
-        self._witnesses = [among[place] for place in sorted(chosen)]
+        # They must not keep alive what their user has dropped.
+        self._witnesses = [ref(among[place]) for place in sorted(chosen)]
         self._versions = [_ABSENT] * len(self._witnesses)
+        self._gradients = [0] * len(self._witnesses)
 
     def choose_reached(self) -> None:
         """Has those parameters stand for all that have gradients, since the ones before had none."""
@@ -249,16 +262,11 @@ class OptimizerState:
         """Whether the gradients are others than the contributions made, since they were set to `None` or to zero; and they themselves."""
         fresh, gradients = True, []
         for place, witness in enumerate(self._witnesses):
-            gradient = witness.grad
+            gradient = _gradient_of(witness)
             gradients.append(gradient)
-            if gradient is None:
-                self._versions[place] = _ABSENT
-                continue
-            version = version_of(gradient)
-            if version == self._versions[place]:
-                fresh = False
-            else:
-                self._versions[place] = version
+            version = _ABSENT if gradient is None else version_of(gradient)
+            fresh = fresh and (gradient is None or version != self._versions[place])
+            self._versions[place], self._gradients[place] = version, id(gradient)
         return fresh, gradients
 
     def is_reached(self, before: Sequence[Tensor | None]) -> bool:
@@ -269,14 +277,26 @@ class OptimizerState:
         """
         reached = False
         for place, (witness, earlier) in enumerate(zip(self._witnesses, before, strict=True)):
-            gradient = witness.grad
+            gradient = _gradient_of(witness)
             if gradient is None:
                 continue
             version = version_of(gradient)
             reached = reached or gradient is not earlier or version != self._versions[place]
-            self._versions[place] = version
+            self._versions[place], self._gradients[place] = version, id(gradient)
         return reached
 
     def note_gradients(self) -> None:
         """Takes in the gradients as they are now, after something that is known has written to them."""
         self.look()
+
+    def drop_replaced(self) -> None:
+        """Lets go of contributions whose gradients are gone: other tensors, or none, lie in their place."""
+        if self.contributions and all(
+            id(_gradient_of(witness)) != known for witness, known in zip(self._witnesses, self._gradients, strict=True)
+        ):
+            self.contributions.clear()
+
+
+def _gradient_of(witness: ref[Tensor]) -> Tensor | None:
+    parameter = witness()
+    return None if parameter is None else parameter.grad

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, final
 
@@ -39,7 +38,7 @@ class StepEvents:
         """An optimizer was made."""
         self._scene.optimizer(optimizer)
 
-    def before(self, optimizer: Any, frame: FrameType | None) -> None:
+    def before(self, optimizer: Any, arguments: Any, keywords: Any, frame: FrameType | None) -> None:
         """An optimizer is about to step, by its scaler or by itself."""
         scene = self._scene
         stepping = scene.thread.stepping
@@ -59,15 +58,17 @@ class StepEvents:
                     self._measure(state, None)
                 return
             scene.look(True)
-        self._look_before(optimizer, line_above(frame))
+        self._look_before(optimizer, line_above(frame), has_closure=bool(arguments[1:] or keywords))
 
-    def _look_before(self, optimizer: Any, line: Line) -> None:
+    def _look_before(self, optimizer: Any, line: Line, *, has_closure: bool) -> None:
         if self._scene.thread.window is not None:
             self._scene.close_window()
         state = self._scene.optimizer(optimizer)
         if state is not None:
             state.line = line
-            self._check_direct(state, line)
+            state.drop_replaced()
+            if not has_closure:  # Which computes the gradients that count.
+                self._check_direct(state, line)
             self.check_parameters(state, line)
             self._measure(state, None)
 
@@ -81,21 +82,9 @@ class StepEvents:
             return
         line, state.line = state.line, None
         if scene.is_looking:
-            self._finish(state, None, line, skipped=False)
+            self.finish(state, None, line, skipped=False)
         else:
             self._alike.finish(state, skipped=False, scale=1.0, losses=scene.losses.copy())
-
-    def run_scaled(self, scaler: ScalerState, state: OptimizerState, line: Line, run: Callable[[], Any]) -> Any:
-        """Runs the step of an optimizer by its scaler."""
-        here = self._scene.thread
-        here.stepping, state.is_running = state, False
-        state.found_inf = None
-        try:
-            result = run()
-        finally:
-            here.stepping = None
-        self._finish(state, scaler, line, skipped=state.is_skipped())
-        return result
 
     def _measure(self, state: OptimizerState, grad_scale: object) -> None:
         """Computes the norm of the gradients now and then, where the loop has not done so."""
@@ -153,20 +142,25 @@ class StepEvents:
         state.refresh()
         return state.identities
 
-    def _finish(self, state: OptimizerState, scaler: ScalerState | None, line: Line, *, skipped: bool | Tensor) -> None:
+    def finish(self, state: OptimizerState, scaler: ScalerState | None, line: Line, *, skipped: bool | Tensor) -> None:
         """A step that was looked at has ended."""
         if state.steps == 0:
             state.name = self._scene.name(state)
         self._look_at(state, scaler)
         state.is_stepped, state.last_line = True, line
-        self._alike.finish(state, skipped, 1.0 if scaler is None else scaler.scale, [each.loss for each in state.contributions])
+        self._alike.finish(
+            state,
+            skipped,
+            1.0 if scaler is None else scaler.scale,
+            [each.loss for each in state.contributions] or self._scene.losses.copy(),
+        )
 
     def _look_at(self, state: OptimizerState, scaler: ScalerState | None) -> None:
         """Takes in what the steps of an optimizer are like."""
         scene = self._scene
         state.thread = threading.get_ident()
         first = next(iter(parameters_of(state.optimizer())), None)
-        regions = [each.region.dtype for each in state.contributions if each.region is not None and each.region.dtype is not None]
+        regions = [each.dtype for each in state.contributions if each.dtype is not None]
         state.precision = precision_of(regions[0] if regions else None if first is None else first.dtype)
         state.was_scaled = scaler is not None or any(each.scaler is not None for each in state.contributions)
         unused = None if state.was_scaled else scene.unused_scaler()

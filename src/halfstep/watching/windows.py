@@ -9,7 +9,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from halfstep._torch import WatchingMode, insert_mode, remove_mode
+from halfstep._torch import WatchingMode, insert_mode, kept_out_of_graphs, remove_mode
 from halfstep._torch.dispatching import DispatchMode
 from halfstep.watching.lines import NOWHERE, Line, line_above
 from halfstep.watching.states import OptimizerState
@@ -52,6 +52,7 @@ class GradientWindow(WatchingMode):  # type: ignore[no-untyped-call]
         """Ends it, in the thread that began it."""
         remove_mode(self)
 
+    @kept_out_of_graphs
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Takes in an operation, and runs it."""
         name = func.__name__.partition(".")[0]

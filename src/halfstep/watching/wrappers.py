@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from halfstep._torch import kept_out_of_graphs
 from halfstep.watching.aftermath import Aftermath
 from halfstep.watching.alike import AlikeSteps
 from halfstep.watching.passes import BackwardEvents
 from halfstep.watching.regions import RegionEvents
 from halfstep.watching.scaling import ScalerEvents
 from halfstep.watching.scene import Scene
+from halfstep.watching.states import OptimizerState
 from halfstep.watching.stepping import StepEvents
 
 __all__ = [
@@ -51,7 +52,10 @@ def around_region_init(scene: Scene, regions: RegionEvents) -> Make:
         def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
             original(self, device_type, *args, **kwargs)
             if scene.is_active and scene.is_looking:
-                regions.made(self, (device_type, *args), kwargs)
+                try:
+                    regions.made(self, (device_type, *args), kwargs)
+                except Exception as error:
+                    scene.failed(error)
 
         return init
 
@@ -64,7 +68,10 @@ def around_region_call(scene: Scene, regions: RegionEvents) -> Make:
     def make(original: Any) -> Callable[..., Any]:
         def decorate(self: Any, func: Any) -> Any:
             if scene.is_active:
-                regions.decorates(self, _frame(1))
+                try:
+                    regions.decorates(self, _frame(1))
+                except Exception as error:
+                    scene.failed(error)
             return original(self, func)
 
         return decorate
@@ -79,7 +86,11 @@ def around_region_enter(scene: Scene, regions: RegionEvents) -> Make:
         def enter(self: Any) -> Any:
             if not scene.is_active or not (scene.is_looking or scene.forced):
                 return original(self)
-            put_back = regions.enter(self, _frame(1))
+            put_back = None
+            try:
+                put_back = regions.enter(self, _frame(1))
+            except Exception as error:
+                scene.failed(error)
             if put_back is None:
                 return original(self)
             try:
@@ -113,10 +124,21 @@ def around_backward(scene: Scene, passes: BackwardEvents, alike: AlikeSteps) -> 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not scene.is_active:
                 return original(tensors, *args, **kwargs)
-            if not scene.is_looking:
-                alike.backward(tensors)
-                return original(tensors, *args, **kwargs)
-            return passes.run(original, tensors, args, kwargs, _frame(1))
+            begun = None
+            try:
+                if scene.is_looking:
+                    begun = passes.begin(tensors, args, kwargs, _frame(1))
+                else:
+                    alike.backward(tensors)
+            except Exception as error:
+                scene.failed(error)
+            result = original(tensors, *args, **kwargs)
+            if begun is not None:
+                try:
+                    passes.end(begun)
+                except Exception as error:
+                    scene.failed(error)
+            return result
 
         return backward
 
@@ -135,7 +157,10 @@ def once_made(scene: Scene, see: Callable[[Any, Any], None]) -> Make:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             if scene.is_active:
-                see(self, _frame(1))
+                try:
+                    see(self, _frame(1))
+                except Exception as error:
+                    scene.failed(error)
 
         return init
 
@@ -149,7 +174,10 @@ def around_scale(scene: Scene, scalers: ScalerEvents) -> Make:
         def scale(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
             if scene.is_active and scene.is_looking and not scene.thread.depth:
-                scalers.scaled(self, result, _frame(1))
+                try:
+                    scalers.scaled(self, result, _frame(1))
+                except Exception as error:
+                    scene.failed(error)
             return result
 
         return scale
@@ -165,14 +193,21 @@ def around_unscale(scene: Scene, scalers: ScalerEvents) -> Make:
             here = scene.thread
             if here.depth or not scene.is_active or not scene.is_looking:
                 return original(self, optimizer)
-            owner = scalers.unscaling(self, optimizer, _frame(1))
+            owner = None
+            try:
+                owner = scalers.unscaling(self, optimizer, _frame(1))
+            except Exception as error:
+                scene.failed(error)
             here.depth += 1
             try:
                 result = original(self, optimizer)
             finally:
                 here.depth -= 1
             if owner is not None:
-                scalers.unscaled(self, owner)
+                try:
+                    scalers.unscaled(self, owner)
+                except Exception as error:
+                    scene.failed(error)
             return result
 
         return unscale_
@@ -188,13 +223,26 @@ def around_step(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> Make:
             here = scene.thread
             if here.depth or not scene.is_active:
                 return original(self, optimizer, *args, **kwargs)
+            owner: OptimizerState | None = None
+            events: AlikeSteps | ScalerEvents = alike
+            try:
+                owner = None if scene.is_looking else alike.begin_step(self, optimizer)
+                if owner is None:
+                    owner, events = scalers.begin_step(self, optimizer, _frame(1)), scalers
+            except Exception as error:
+                scene.failed(error)
             here.depth += 1
             try:
-                if not scene.is_looking and (owner := alike.owner_of(self, optimizer)) is not None:
-                    return alike.step(owner, self, lambda: original(self, optimizer, *args, **kwargs))
-                return scalers.step(self, optimizer, _frame(1), lambda: original(self, optimizer, *args, **kwargs))
+                result = original(self, optimizer, *args, **kwargs)
             finally:
                 here.depth -= 1
+                here.stepping = None
+            if owner is not None:
+                try:
+                    events.end_step(owner)
+                except Exception as error:
+                    scene.failed(error)
+            return result
 
         return step
 
@@ -212,8 +260,11 @@ def around_update(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> Mak
             here.depth += 1
             try:
                 result = original(self, *args, **kwargs)
-                if scene.is_looking or not alike.updated(self):
-                    scalers.updated(self, _frame(1))
+                try:
+                    if scene.is_looking or not alike.updated(self):
+                        scalers.updated(self, _frame(1))
+                except Exception as error:
+                    scene.failed(error)
             finally:
                 here.depth -= 1
             return result
@@ -229,7 +280,10 @@ def around_state_dict(scene: Scene, scalers: ScalerEvents) -> Make:
     def make(original: Any) -> Callable[..., Any]:
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
             if scene.is_active and not scene.thread.depth:
-                scalers.saving(self, _frame(1))
+                try:
+                    scalers.saving(self, _frame(1))
+                except Exception as error:
+                    scene.failed(error)
             return original(self, *args, **kwargs)
 
         return state_dict
@@ -242,13 +296,19 @@ def around_optimizer_step(scene: Scene, steps: StepEvents) -> tuple[Callable[[An
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if scene.is_active:
-            steps.before(optimizer, _frame(1))
+            try:
+                steps.before(optimizer, args, kwargs, _frame(1))
+            except Exception as error:
+                scene.failed(error)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if scene.is_active:
-            steps.after(optimizer)
+            try:
+                steps.after(optimizer)
+            except Exception as error:
+                scene.failed(error)
 
-    return before, after
+    return kept_out_of_graphs(before), kept_out_of_graphs(after)
 
 
 def around_schedule(scene: Scene, aftermath: Aftermath) -> Make:
@@ -264,7 +324,10 @@ def around_schedule(scene: Scene, aftermath: Aftermath) -> Make:
                 result = original(self, *args, **kwargs)
             finally:
                 here.depth -= 1
-            aftermath.schedule(self, _frame(1))
+            try:
+                aftermath.schedule(self, _frame(1))
+            except Exception as error:
+                scene.failed(error)
             return result
 
         return step
@@ -277,13 +340,17 @@ def around_clipping(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> M
 
     def make(original: Any) -> Callable[..., Any]:
         def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if not scene.is_active:
+            if torch.compiler.is_compiling() or not scene.is_active:
                 return original(parameters, max_norm, total_norm, *args, **kwargs)
             listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            if not scene.is_looking:
-                alike.clip(listed, total_norm)
-                return original(listed, max_norm, total_norm, *args, **kwargs)
-            owners = scalers.clipping(listed, max_norm, total_norm, _frame(1))
+            owners: list[OptimizerState] = []
+            try:
+                if scene.is_looking:
+                    owners = scalers.clipping(listed, max_norm, total_norm, _frame(1))
+                else:
+                    alike.clip(listed, total_norm)
+            except Exception as error:
+                scene.failed(error)
             result = original(listed, max_norm, total_norm, *args, **kwargs)
             for each in owners:
                 each.note_gradients()
@@ -299,7 +366,8 @@ def around_total_norm(scene: Scene) -> Make:
 
     def make(original: Any) -> Callable[..., Any]:
         def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-            scene.thread.norm_type = float(norm_type)
+            if not torch.compiler.is_compiling():
+                scene.thread.norm_type = float(norm_type)
             return original(tensors, norm_type, *args, **kwargs)
 
         return get_total_norm
@@ -307,20 +375,21 @@ def around_total_norm(scene: Scene) -> Make:
     return make
 
 
-def before_passes(scene: Scene, numbers: WeakKeyDictionary[Any, int], iterators: WeakKeyDictionary[Any, int]) -> Make:
+def before_passes(scene: Scene, numbers: dict[int, int], iterators: dict[int, int]) -> Make:
     """For `DataLoader.__iter__`.
 
     Args:
         scene: What is known of the process.
-        numbers: How many passes over its data each loader has begun.
-        iterators: The number of the pass that each iterator makes.
+        numbers: How many passes were begun over each dataset, by its `id`.
+        iterators: The number of the pass that each iterator makes, by its `id`.
     """
 
     def make(original: Any) -> Callable[..., Any]:
         def iterate(self: Any) -> Any:
             iterator = original(self)
             if scene.is_active:
-                numbers[self] = iterators[iterator] = numbers.get(self, 0) + 1
+                data = id(getattr(self, "dataset", self))  # A loader may be made anew for each pass.
+                numbers[data] = iterators[id(iterator)] = numbers.get(data, 0) + 1
             return iterator
 
         return iterate
@@ -328,14 +397,14 @@ def before_passes(scene: Scene, numbers: WeakKeyDictionary[Any, int], iterators:
     return make
 
 
-def before_batches(scene: Scene, iterators: WeakKeyDictionary[Any, int]) -> Make:
+def before_batches(scene: Scene, iterators: dict[int, int]) -> Make:
     """For the `__next__` of what iterates over a `DataLoader`."""
 
     def make(original: Any) -> Callable[..., Any]:
         def advance(self: Any) -> Any:
             batch = original(self)
             if scene.is_active and torch.is_grad_enabled():  # An evaluation is no pass of the training.
-                scene.epoch = iterators.get(self)
+                scene.epoch = iterators.get(id(self))
             return batch
 
         return advance

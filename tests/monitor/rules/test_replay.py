@@ -51,6 +51,5 @@ def test_a_run_with_much_to_tell_is_the_same_when_it_is_read_back(tmp_path: Path
         "loss_spike",
         "vanishing_gradients",
         "nonfinite_loss",
-        "scaler_with_bf16",
     }
     assert judge_run(read_run(tmp_path)) == alerts

@@ -5,7 +5,7 @@ import pytest
 from halfstep.monitor.rules import ScalerUnused
 from tests.monitor.rules.streams import each, steps_of, verdicts
 
-RULE = ScalerUnused()
+RULE = ScalerUnused(steps=20)
 
 
 def test_twenty_steps_without_the_scaler_are_told_once() -> None:

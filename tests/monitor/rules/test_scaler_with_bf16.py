@@ -44,8 +44,12 @@ def test_no_alert(changes: dict[str, Any]) -> None:
 
 
 def test_two_steps_are_too_few_and_another_arms_it_again() -> None:
-    assert steps_of(RULE, each("precision", ["bf16", "bf16", "fp16"] * 10)) == []
-    assert steps_of(RULE, each("precision", ["bf16"] * 5 + ["fp16"] + ["bf16"] * 5)) == [3, 9]
+    assert steps_of(RULE, each("precision", ["bf16", "bf16", "fp32"] * 10)) == []
+    assert steps_of(RULE, each("precision", ["bf16"] * 5 + ["fp32"] + ["bf16"] * 5)) == [3, 9]
+
+
+def test_a_run_that_was_in_fp16_before_keeps_its_scaler() -> None:
+    assert steps_of(RULE, each("precision", ["fp16"] * 5 + ["bf16"] * 50)) == []
 
 
 def test_thresholds() -> None:

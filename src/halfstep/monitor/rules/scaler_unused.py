@@ -44,7 +44,7 @@ class ScalerUnused(AbstractRule):
     name: ClassVar[str] = "scaler_unused"
     is_located: ClassVar[bool] = True
 
-    steps: int = 20
+    steps: int = 100
 
     def __post_init__(self) -> None:
         check_counts(self, steps=1)

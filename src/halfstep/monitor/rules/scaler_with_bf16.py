@@ -21,11 +21,14 @@ class _State(NamedTuple):
 
 _START: Final = _State(row=0, skips=0)
 
+# A run that scaled fp16 and goes on in bf16, as one that falls back does, keeps its scaler for a reason.
+_WAS_FP16: Final = _State(row=-1, skips=0)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerWithBf16(AbstractRule):
-    """A loss is scaled for bf16, which has the range of fp32 and needs no scaling.
+    """A loss is scaled for bf16, which has the range of fp32 and needs no scaling. A run that was in fp16 before is left alone.
 
     Attributes:
         steps: So many steps in a row are told.
@@ -51,6 +54,8 @@ class ScalerWithBf16(AbstractRule):
 
     def judge(self, state: _State, record: StepRecord) -> tuple[_State, Alert | None]:
         """Counts steps in bf16 whose loss is scaled."""
+        if state is _WAS_FP16 or (record.precision == "fp16" and _is_scaled(record)):
+            return _WAS_FP16, None
         if record.precision != "bf16" or not _is_scaled(record):
             return _START, None
         after = _State(state.row + 1, state.skips + record.skipped)

@@ -41,6 +41,7 @@ class StepTimeRegression(AbstractRule):
         window: So many steps make a window; the first one after `warmup` is what the others are compared with.
         ratio: A window is slow if its median is more than so many times that of the first.
         windows: So many slow windows in a row are told.
+        milliseconds: And by so much at least, since the shortest steps are slowed down by anything else that runs on a machine.
 
     Example:
         >>> StepTimeRegression(ratio=1.0)
@@ -55,10 +56,11 @@ class StepTimeRegression(AbstractRule):
     window: int = 50
     ratio: float = 1.5
     windows: int = 3
+    milliseconds: float = 2.0
 
     def __post_init__(self) -> None:
         check_counts(self, warmup=0, window=1, windows=1)
-        check_numbers(self, ratio=1)
+        check_numbers(self, ratio=1, milliseconds=0)
 
     def start(self) -> _State:
         """The state before the first step."""
@@ -81,7 +83,7 @@ class StepTimeRegression(AbstractRule):
 
     def _compared(self, before: _Windows, median: float, record: StepRecord) -> tuple[_State, Alert | None]:
         ratio = median / before.early
-        if ratio <= self.ratio:
+        if ratio <= self.ratio or 1000 * (median - before.early) <= self.milliseconds:
             # Only a window that is well below counts as a recovery: a run that stays near the limit is told once.
             return ((), before._replace(slow=0, told=before.told and ratio > (1 + self.ratio) / 2)), None
         slow = before.slow + 1
