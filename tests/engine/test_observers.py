@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halfstep.engine import MixedPrecision, Recorder, driven_count, is_driven, step_observers
+from halfstep.engine import MixedPrecision, Recorder, is_driven, step_observers, times_driven
 from halfstep.engine.guard import StepGuard
 from halfstep.records import StepRecord
 from tests.engine.loops import OPTIMIZERS, loss_of, make_batches, make_net
@@ -44,33 +44,33 @@ def told() -> Iterator[Told]:
 class TestDriven:
     def test_optimizers_are_driven_once_an_engine_has_them(self) -> None:
         gc.collect()
-        before, model = driven_count(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        before, model = times_driven(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
         assert not any(map(is_driven, optimizers))
         amp = MixedPrecision(model, optimizers, "fp32")
         assert all(map(is_driven, optimizers))
-        assert driven_count() == before + 2
+        assert times_driven() == before + 2
         del amp
 
     def test_one_stays_driven_when_its_engine_is_left(self) -> None:
         gc.collect()
-        before, model = driven_count(), make_net()
+        before, model = times_driven(), make_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             amp = MixedPrecision(model, optimizer, "fp32")
             del amp
             gc.collect()
             assert is_driven(optimizer)
-            assert driven_count() == before + 1
+            assert times_driven() == before + 1
 
     def test_one_that_is_gone_is_not_counted(self) -> None:
         gc.collect()
-        before = driven_count()
+        before = times_driven()
         amp = engine()
-        assert driven_count() == before + 1
+        assert times_driven() == before + 1
         del amp
         gc.collect()
-        assert driven_count() == before
+        assert times_driven() == before
 
     def test_another_of_the_same_model_is_not_driven(self) -> None:
         amp = engine()

@@ -108,7 +108,6 @@ class TestOptimizers:
         assert scene.free_optimizers() == []
         del engine
 
-    @pytest.mark.xfail(reason="engines are counted, and one that ends makes up for one that begins")
     def test_one_that_an_engine_takes_when_another_ends_is_let_go(self, scene: Scene) -> None:
         """How many engines drive does not change then."""
 

@@ -106,7 +106,6 @@ def test_it_knows_of_which_backward_passes_the_gradients_are(count: int, frozen:
     assert training.kept == kept + 1
 
 
-@pytest.mark.xfail(reason="a gradient that was replaced by another tensor with the same version is taken for what the last pass left")
 @pytest.mark.parametrize("make", [torch.zeros_like, torch.ones_like])
 def test_a_gradient_that_was_replaced_is_not_what_the_pass_left(make: Callable[[Tensor], Tensor]) -> None:
     training = Training(3)

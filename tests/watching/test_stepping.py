@@ -249,7 +249,6 @@ class TestLosses:
 
         self.check(tmp_path, run)
 
-    @pytest.mark.xfail(reason="of a list, the first loss alone is taken")
     def test_those_of_a_list_are_added_up(self, tmp_path: Path) -> None:
         def run(model: Any, x: Tensor, y: Tensor, step: int) -> list[float]:
             losses = [F.mse_loss(model(x), y), model(x).square().mean() * 0.1]
@@ -258,7 +257,6 @@ class TestLosses:
 
         self.check(tmp_path, run)
 
-    @pytest.mark.xfail(reason="in steps that are only measured, all passes are taken for the optimizer's, and none is taken back")
     def test_those_of_passes_whose_gradients_are_thrown_away_are_not(self, tmp_path: Path) -> None:
         """An adversarial example is made by a backward pass of its own."""
 
@@ -273,7 +271,6 @@ class TestLosses:
 
         self.check(tmp_path, run)
 
-    @pytest.mark.xfail(reason="in steps that are only measured, all passes are taken for the optimizer's, and none is taken back")
     def test_those_of_other_models_are_not(self, tmp_path: Path) -> None:
         other = nn.Linear(4, 1)
 
@@ -285,7 +282,6 @@ class TestLosses:
 
         self.check(tmp_path, run)
 
-    @pytest.mark.xfail(reason="in steps that are only measured, all passes are taken for the optimizer's, and none is taken back")
     def test_those_of_an_iteration_that_is_left_out_are_not(self, tmp_path: Path) -> None:
         def run(model: Any, x: Tensor, y: Tensor, step: int) -> list[float]:
             if step % 4 == 3:
@@ -419,7 +415,6 @@ class TestSeveralOptimizers:
         assert {each.scaler for each in records} == {"used" if scaled else "none"}
         assert read_run(tmp_path).alerts == ()
 
-    @pytest.mark.xfail(reason="where one takes over from another whose steps were only measured, its first loss is lost")
     @pytest.mark.parametrize("scaled", [True, False])
     def test_one_that_takes_over_has_all_its_losses(self, scaled: bool, tmp_path: Path) -> None:
         records, expected = self.taking_turns(tmp_path, scaled=scaled)

@@ -126,7 +126,6 @@ class TestEpochs:
 
         assert epochs(tmp_path, train) == [None] * 3
 
-    @pytest.mark.xfail(reason="the records of an engine are not given the epoch")
     def test_the_steps_of_an_engine_have_it_too(self, tmp_path: Path) -> None:
         def train(session: Session) -> None:
             amp = MixedPrecision(session.model, session.optimizer, "bf16")

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from halfstep.errors import StepOrderError
 
-__all__ = ["StepGuard", "driven_count", "is_driven"]
+__all__ = ["StepGuard", "is_driven", "times_driven"]
 
 
 @final
@@ -38,6 +38,7 @@ class StepGuard:
                 if (earlier := _GUARDS.get(optimizer)) is not None:
                     earlier.remove()  # Of an engine that was left, perhaps in the middle of a step.
                 _GUARDS[optimizer] = handle
+                _taken[0] += 1
                 handles.append(handle)
         finalize(owner, _remove, handles).atexit = False
 
@@ -65,10 +66,12 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 
 _GUARDS: Final[WeakKeyDictionary[Optimizer, RemovableHandle]] = WeakKeyDictionary()
 
+_taken: Final = [0]
 
-def driven_count() -> int:
-    """How many optimizers are driven by engines, or were before those were left."""
-    return len(_GUARDS)
+
+def times_driven() -> int:
+    """How often an engine has taken an optimizer: where that has not changed, none is driven that was not before."""
+    return _taken[0]
 
 
 def is_driven(optimizer: Optimizer) -> bool:

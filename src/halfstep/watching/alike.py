@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from math import nan
 from time import perf_counter
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
-from halfstep._torch import backward_node
+from halfstep._torch import backward_node, version_of
 from halfstep.watching.aftermath import Aftermath
-from halfstep.watching.measures import number_of, scaled_down
+from halfstep.watching.measures import number_of, scaled_down, total_of
 from halfstep.watching.scene import Scene, current_scale
 from halfstep.watching.states import OptimizerState
 
 __all__ = ["AlikeSteps"]
+
+
+# A backward pass that runs: its loss, the optimizer, and a parameter of that with its gradient before it.
+_Pass: TypeAlias = "tuple[float | Tensor, OptimizerState, Tensor, Tensor | None]"
 
 
 @final
@@ -34,10 +38,36 @@ class AlikeSteps:
         self._scene = scene
         self._aftermath = aftermath
 
-    def backward(self, root: Any) -> None:
-        """A backward pass begins."""
-        if type(root) is Tensor and backward_node() is None:
-            self._scene.losses.append(number_of(root))
+    def begin_pass(self, tensors: Any) -> _Pass | None:
+        """A backward pass is about to run; returns what `end_pass` is to be given, `None` for nothing."""
+        if backward_node() is not None:
+            return None
+        if type(tensors) is Tensor:
+            loss = number_of(tensors)
+        elif isinstance(tensors, list | tuple) and all(isinstance(each, Tensor) for each in tensors):
+            loss = total_of([number_of(each) for each in tensors])
+        else:
+            return None
+        owner = self._scene.last
+        sample = None if owner is None or owner.sample is None else owner.sample()
+        if owner is None or sample is None:
+            self._scene.losses.append(loss)
+            return None
+        gradient = sample.grad
+        if gradient is None or version_of(gradient) != owner.sample_version:  # What was there is gone.
+            self._scene.losses.clear()
+        return loss, owner, sample, gradient
+
+    def end_pass(self, begun: _Pass) -> None:
+        """It has run. What has not reached the optimizer is not its loss."""
+        loss, owner, sample, before = begun
+        gradient = sample.grad
+        if gradient is None:
+            return
+        version = version_of(gradient)
+        if gradient is not before or version != owner.sample_version:
+            owner.sample_version = version
+            self._scene.losses.append(loss)
 
     def clip(self, parameters: Any, total_norm: Any) -> None:
         """Gradients are clipped to a norm by a loop whose clipping was looked at before."""

@@ -187,10 +187,16 @@ class Watch:
             self._scene.measures.close()
         if not was_active:  # A child that was forked: the run is its parent's.
             return
-        if exc_type is None:
-            self._scalers.end()
-        self.flush()
-        monitor.__exit__(exc_type, exception, traceback)  # type: ignore[arg-type]
+        try:
+            if exc_type is None:
+                self._scalers.end()
+            self.flush()
+        except BaseException as error:
+            monitor.__exit__(exc_type or type(error), exception or error, None)
+            if exception is None:
+                raise
+        else:
+            monitor.__exit__(exc_type, exception, traceback)  # type: ignore[arg-type]
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -230,8 +236,9 @@ class Watch:
         self._settled = time.monotonic()
         make = self._scene.measures.record
         taken = [(state, make(step) if isinstance(step, tuple) else step, line) for state, step, line in pending]
-        for _, record, _ in taken:
-            self._monitor.observe(record)
+        for state, record, line in taken:
+            # An engine knows nothing of epochs; what stands for its line has the number.
+            self._monitor.observe(record, epoch=(line.number or None) if state is None else None)
         return taken
 
     def _observe(self, state: OptimizerState | None, step: StepRecord | StepFacts, line: Line) -> None:

@@ -7,6 +7,7 @@ from functools import update_wrapper
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, final
+from weakref import WeakSet
 
 from halfstep._torch import kept_out_of_graphs
 
@@ -37,6 +38,9 @@ class Patches:
     """
 
     def __init__(self) -> None:
+        for each in _together:  # Two that put things back for a while would take each other's functions for torch's.
+            each.resume()
+        _together.add(self)
         self._kept: list[tuple[Any, str, Any, Any]] = []
         self._pausing: list[tuple[Any, str, Any, Any]] = []
 
@@ -68,6 +72,8 @@ class Patches:
 
     def pause(self) -> None:
         """Puts back for a while what was said to pause, unless somebody else has replaced it since."""
+        if len(_together) > 1:
+            return
         for owner, name, original, replacement in self._pausing:
             if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
@@ -82,6 +88,7 @@ class Patches:
         """Puts everything back, the last first; what somebody else has put there since stays."""
         self.resume()
         self._pausing.clear()
+        _together.discard(self)
         while self._kept:
             owner, name, before, replacement = self._kept.pop()
             if vars(owner).get(name) is not replacement:
@@ -95,6 +102,9 @@ class Patches:
             else:
                 setattr(owner, name, before)
 
+
+# Those that stand in for something now.
+_together: Final[WeakSet[Patches]] = WeakSet()
 
 # Functions that stood in for others, and have ended while something else stood in for them: each with what it stood in for.
 _ENDED: Final[dict[int, tuple[Any, Any]]] = {}

@@ -86,6 +86,8 @@ class ScalerEvents:
             return None
         if not scene.is_looking:
             scene.look(True)
+        if state.first_use is NOWHERE:  # What it scaled was not seen.
+            state.scale = current_scale(scaler)
         owner.line = line_above(frame)
         owner.drop_replaced()
         self._check_step(state, owner, owner.line)

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from halfstep._torch import torch_scale
-from halfstep.engine import driven_count, is_driven
+from halfstep.engine import is_driven, times_driven
 from halfstep.errors import PersistentSkipsError
 from halfstep.records import UNKNOWN, Alert, StepRecord
 from halfstep.scaler import LossScaler
 from halfstep.watching.lines import Line
-from halfstep.watching.measures import Measures, StepFacts, number_of
+from halfstep.watching.measures import Measures, StepFacts, number_of, scaled_down
 from halfstep.watching.misuse import alert_of
 from halfstep.watching.states import OptimizerState, RegionState, ScalerState, parameters_of
 from halfstep.watching.windows import GradientWindow
@@ -130,7 +130,7 @@ class Scene:
     def optimizer(self, optimizer: Any) -> OptimizerState | None:
         """What is known of an optimizer; `None` where an engine of halfstep's drives it."""
         state = self.optimizers.get(id(optimizer))
-        if state is not None and driven_count() == self._driven:
+        if state is not None and times_driven() == self._driven:
             return state
         if isinstance(optimizer, Optimizer) and is_driven(optimizer):
             self.optimizers.pop(id(optimizer), None)
@@ -146,7 +146,7 @@ class Scene:
 
     def free_optimizers(self) -> list[OptimizerState]:
         """All optimizers but those that an engine drives."""
-        if (count := driven_count()) != self._driven:
+        if (count := times_driven()) != self._driven:
             self._driven = count
             for identity in [identity for identity, each in self.optimizers.items() if is_driven(cast("Optimizer", each.optimizer()))]:
                 del self.optimizers[identity]
@@ -198,7 +198,8 @@ class Scene:
         self.at_change()
         if not is_looking:
             return
-        self.losses.clear()
+        if self.losses and self.last is not None and self.last.was_scaled and self.last.scaler is not None:
+            self.losses[:] = [scaled_down(each, self.last.scaler.scale) for each in self.losses]
         for each in self.optimizers.values():
             each.contributions.clear()
             each.is_stepped, each.is_unscaled = True, False

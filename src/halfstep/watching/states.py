@@ -162,6 +162,7 @@ class OptimizerState:
         was_scaled: Whether its losses were scaled then.
         last_line: Where it was stepped then.
         last_skipped: Whether its last step was skipped; a tensor where only the device knows.
+        sample: A parameter that the last pass reached, and the version of its gradient.
         skips: How many of its steps were skipped.
         skips_in_row: How many of those are its last ones.
         model: What holds its parameters, once that was looked for.
@@ -190,6 +191,8 @@ class OptimizerState:
     was_scaled: bool = False
     last_line: Line = NOWHERE
     last_skipped: bool | Tensor = False
+    sample: ref[Tensor] | None = None
+    sample_version: int = _ABSENT
     skips: int = 0
     skips_in_row: int = 0
     model: ref[nn.Module] | None = None
@@ -265,7 +268,7 @@ class OptimizerState:
             gradient = _gradient_of(witness)
             gradients.append(gradient)
             version = _ABSENT if gradient is None else version_of(gradient)
-            fresh = fresh and (gradient is None or version != self._versions[place])
+            fresh = fresh and (gradient is None or version != self._versions[place] or id(gradient) != self._gradients[place])
             self._versions[place], self._gradients[place] = version, id(gradient)
         return fresh, gradients
 
@@ -281,7 +284,8 @@ class OptimizerState:
             if gradient is None:
                 continue
             version = version_of(gradient)
-            reached = reached or gradient is not earlier or version != self._versions[place]
+            if gradient is not earlier or version != self._versions[place]:
+                reached, self.sample = True, witness
             self._versions[place], self._gradients[place] = version, id(gradient)
         return reached
 

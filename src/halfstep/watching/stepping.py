@@ -177,4 +177,4 @@ class StepEvents:
     def observe_engine(self, engine: Recorder, record: StepRecord) -> None:
         """An engine of halfstep's has made a step."""
         if self._scene.is_active:
-            self._scene.observe(None, record, Line("", 0, is_direct=False))
+            self._scene.observe(None, record, Line("", self._scene.epoch or 0, is_direct=False))

@@ -124,20 +124,22 @@ def around_backward(scene: Scene, passes: BackwardEvents, alike: AlikeSteps) -> 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not scene.is_active:
                 return original(tensors, *args, **kwargs)
-            begun = None
+            begun = alike_begun = None
             try:
                 if scene.is_looking:
                     begun = passes.begin(tensors, args, kwargs, _frame(1))
                 else:
-                    alike.backward(tensors)
+                    alike_begun = alike.begin_pass(tensors)
             except Exception as error:
                 scene.failed(error)
             result = original(tensors, *args, **kwargs)
-            if begun is not None:
-                try:
+            try:
+                if begun is not None:
                     passes.end(begun)
-                except Exception as error:
-                    scene.failed(error)
+                elif alike_begun is not None:
+                    alike.end_pass(alike_begun)
+            except Exception as error:
+                scene.failed(error)
             return result
 
         return backward
