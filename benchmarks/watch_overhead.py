@@ -91,10 +91,10 @@ def make_resnet18() -> Step:
 
 SETTINGS = {
     "mlp": [
-        Setting(name="MLP, fp16, clipped", make=lambda: make_mlp(clips=True), threads=1, block=500, target=1.10),
-        Setting(name="MLP, fp16", make=lambda: make_mlp(clips=False), threads=1, block=500, target=1.10),
+        Setting(name="MLP, fp16, clipped", make=lambda: make_mlp(clips=True), threads=1, block=2000, target=1.10),
+        Setting(name="MLP, fp16", make=lambda: make_mlp(clips=False), threads=1, block=2000, target=1.10),
     ],
-    "resnet18": [Setting(name="ResNet-18, bf16", make=make_resnet18, threads=2, block=2, target=1.01)],
+    "resnet18": [Setting(name="ResNet-18, bf16", make=make_resnet18, threads=2, block=10, target=1.01)],
 }
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     """Prints one line for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(SETTINGS), help="one of the two alone")
-    parser.add_argument("--blocks", type=int, default=40, help="how many blocks of each kind (40)")
+    parser.add_argument("--blocks", type=int, default=16, help="how many blocks of each kind (16)")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}; alone, and watched over it")
     for model in [options.model] if options.model else SETTINGS:

@@ -43,7 +43,6 @@ def told() -> Iterator[Told]:
 
 class TestDriven:
     def test_optimizers_are_driven_once_an_engine_has_them(self) -> None:
-        gc.collect()
         before, model = times_driven(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
         assert not any(map(is_driven, optimizers))
@@ -53,24 +52,24 @@ class TestDriven:
         del amp
 
     def test_one_stays_driven_when_its_engine_is_left(self) -> None:
-        gc.collect()
-        before, model = times_driven(), make_net()
+        model = make_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
+        before = times_driven()
+        for times in (1, 2):
             amp = MixedPrecision(model, optimizer, "fp32")
             del amp
             gc.collect()
             assert is_driven(optimizer)
-            assert times_driven() == before + 1
+            assert times_driven() == before + times
 
-    def test_one_that_is_gone_is_not_counted(self) -> None:
-        gc.collect()
+    def test_one_that_ends_does_not_make_up_for_one_that_begins(self) -> None:
         before = times_driven()
-        amp = engine()
-        assert times_driven() == before + 1
-        del amp
-        gc.collect()
-        assert times_driven() == before
+        for times in (1, 2):
+            amp = engine()
+            assert times_driven() == before + times
+            del amp
+            gc.collect()
+            assert times_driven() == before + times
 
     def test_another_of_the_same_model_is_not_driven(self) -> None:
         amp = engine()

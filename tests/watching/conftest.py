@@ -9,6 +9,8 @@ import pytest
 
 from halfstep.watching import passes
 from halfstep.watching.scene import Scene
+from tests.watching.sessions import Session
+from tests.watching.test_restoration import differences, everything, hooks
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +41,13 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
     monkeypatch.setattr(Scene, "failed", see)
     yield seen
     assert seen == []
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """Torch is in the end what it was in the beginning."""
+    Session().step()  # torch wraps the step of a class of optimizers by itself when the first one is made
+    before, waiting = everything(), hooks()
+    yield
+    assert differences(before, everything()) == set()
+    assert hooks() == waiting

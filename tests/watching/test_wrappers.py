@@ -70,9 +70,10 @@ class TestEpochs:
             other = session.make(4)
             for _ in range(3):
                 for place, batch in enumerate(session.loader):
-                    session.step(*batch)
                     if place == 2:
                         session.evaluate(other, guard)
+                        session.evaluate(other, guard)
+                    session.step(*batch)
                 session.evaluate(other, guard)
 
         def train_and_evaluate_on_the_same(session: Session) -> None:
@@ -118,6 +119,25 @@ class TestEpochs:
             for batch in session.loader:
                 session.step(*batch)
         assert [each.epoch for each in read_run(tmp_path).records()] == [None] + [1] * 6
+
+    def test_a_pass_that_began_before_has_none_after_others_either(self, tmp_path: Path) -> None:
+        session = Session()
+        batches = iter(session.loader)
+        with halfstep.watch(tmp_path, sinks=["jsonl"]):
+            for batch in session.make(8):
+                session.step(*batch)
+            session.step(*next(batches))
+        assert [each.epoch for each in read_run(tmp_path).records()] == [1, 1, None]
+
+    def test_a_loader_that_is_made_anew_for_the_same_data_makes_the_next_pass(self, tmp_path: Path) -> None:
+        data = TensorDataset(*regression(8, 4, 1))
+
+        def train(session: Session) -> None:
+            for _ in range(3):
+                for batch in DataLoader(data, batch_size=4):
+                    session.step(*batch)
+
+        assert epochs(tmp_path, train) == [1, 1, 2, 2, 3, 3]
 
     def test_without_a_loader_it_is_not_known(self, tmp_path: Path) -> None:
         def train(session: Session) -> None:

@@ -62,12 +62,19 @@ class AlikeSteps:
         """It has run. What has not reached the optimizer is not its loss."""
         loss, owner, sample, before = begun
         gradient = sample.grad
-        if gradient is None:
-            return
-        version = version_of(gradient)
-        if gradient is not before or version != owner.sample_version:
+        version = -1 if gradient is None else version_of(gradient)
+        if gradient is not None and (gradient is not before or version != owner.sample_version):
             owner.sample_version = version
             self._scene.losses.append(loss)
+        else:  # Unless no other pass does, and the parameter has no part in this step.
+            self._scene.others.append(loss)
+
+    def clipped(self) -> None:
+        """Gradients were clipped, which is no new beginning."""
+        owner = self._scene.last
+        sample = None if owner is None or owner.sample is None else owner.sample()
+        if owner is not None and sample is not None and sample.grad is not None:
+            owner.sample_version = version_of(sample.grad)
 
     def clip(self, parameters: Any, total_norm: Any) -> None:
         """Gradients are clipped to a norm by a loop whose clipping was looked at before."""
@@ -95,10 +102,11 @@ class AlikeSteps:
         state = owner.scaler
         assert state is not None
         scale = state.scale
+        losses = self._scene.losses or self._scene.others
         if owner.was_scaled and type(scale) is float and scale:
-            losses = [each / scale for each in self._scene.losses]
+            losses = [each / scale for each in losses]
         else:
-            losses = [scaled_down(each, scale) for each in self._scene.losses]
+            losses = [scaled_down(each, scale) for each in losses]
         self.finish(owner, owner.is_skipped(), scale, losses)
         state.steps += 1
         state.pending.append(owner)

@@ -78,6 +78,7 @@ class Scene:
         acts: Whether something may be done about skips.
         at_change: Is called when that changes.
         losses: What was called backward on meanwhile.
+        others: The same, where it did not reach the parameter that is asked.
         last: The optimizer that has stepped last.
         thread: What belongs to the current thread.
         steps: How many steps were made by all optimizers together.
@@ -95,6 +96,7 @@ class Scene:
         self.is_active = True
         self.is_looking = True
         self.losses: list[float | Tensor] = []
+        self.others: list[float | Tensor] = []
         self.last: OptimizerState | None = None
         self.acts = False
         self.at_change: Callable[[], None] = lambda: None
@@ -185,6 +187,7 @@ class Scene:
     def has_stepped(self, state: OptimizerState) -> None:
         """Decides, after a step, whether the next one is looked at."""
         self.losses.clear()
+        self.others.clear()
         self._alike = self._alike + 1 if state is self.last else 0
         self.last = state
         if (self._alike < _LOOKED_AT or self._alike % _LOOK_EVERY == 0) != self.is_looking:

@@ -84,7 +84,7 @@ class StepEvents:
         if scene.is_looking:
             self.finish(state, None, line, skipped=False)
         else:
-            self._alike.finish(state, skipped=False, scale=1.0, losses=scene.losses.copy())
+            self._alike.finish(state, skipped=False, scale=1.0, losses=(scene.losses or scene.others).copy())
 
     def _measure(self, state: OptimizerState, grad_scale: object) -> None:
         """Computes the norm of the gradients now and then, where the loop has not done so."""

@@ -356,6 +356,8 @@ def around_clipping(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> M
             result = original(listed, max_norm, total_norm, *args, **kwargs)
             for each in owners:
                 each.note_gradients()
+            if not scene.is_looking:
+                alike.clipped()
             return result
 
         return clip
