@@ -30,7 +30,6 @@ def show(when):
         print(inspect.getsource(show).count("inspect"), inspect.getsourcefile(show), inspect.getmodule(show) is main)
     except (OSError, TypeError) as error:
         print("no source", type(error).__name__, error)
-
 show("now")
 print(show.__code__.co_filename, show.__code__.co_flags)
 print(sys.excepthook is sys.__excepthook__, threading.excepthook is threading.__excepthook__, sys.getrecursionlimit())

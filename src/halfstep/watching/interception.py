@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from halfstep._torch.watching import CLIPPING, NORMS, hook_all_steps, loader_iterators
 from halfstep.engine import step_observers
-from halfstep.watching import wrappers
+from halfstep.watching import surroundings, wrappers
 from halfstep.watching.aftermath import Aftermath
 from halfstep.watching.alike import AlikeSteps
 from halfstep.watching.passes import BackwardEvents
@@ -77,10 +77,10 @@ class Interception:
     def _follow_forward_and_backward(self) -> None:
         scene, regions = self._scene, RegionEvents(self._scene)
         for name, around in (
-            ("__init__", wrappers.around_region_init),
-            ("__call__", wrappers.around_region_call),
-            ("__enter__", wrappers.around_region_enter),
-            ("__exit__", wrappers.around_region_exit),
+            ("__init__", surroundings.around_region_init),
+            ("__call__", surroundings.around_region_call),
+            ("__enter__", surroundings.around_region_enter),
+            ("__exit__", surroundings.around_region_exit),
         ):
             self._patches.wrap(torch.autocast, name, around(scene, regions), pauses=name != "__call__")
         self._patches.wrap(torch.autograd, "backward", wrappers.around_backward(scene, BackwardEvents(scene), self._alike))
@@ -101,8 +101,8 @@ class Interception:
 
     def _follow_batches(self) -> None:
         iterators: dict[int, int] = {}
-        self._patches.wrap(DataLoader, "__iter__", wrappers.before_passes(self._scene, {}, iterators))
-        self._patches.wrap(loader_iterators(), "__next__", wrappers.before_batches(self._scene, iterators))
+        self._patches.wrap(DataLoader, "__iter__", surroundings.before_passes(self._scene, {}, iterators))
+        self._patches.wrap(loader_iterators(), "__next__", surroundings.before_batches(self._scene, iterators))
 
     def _change(self) -> None:
         """Steps are looked at from now on, or are not: what is of no use then costs nothing."""
