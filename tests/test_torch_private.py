@@ -292,6 +292,10 @@ def own_names(tree: ast.Module) -> Iterator[str]:
             yield node.target.id
 
 
+# Named tuples' documented methods, and parts of Python itself: of `sys`, documented, and of `runpy`, which `python -m` calls.
+PYTHONS = frozenset({"_replace", "_asdict", "_fields", "_getframe", "_run_module_as_main", "_Error"})
+
+
 def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """The private names that a module takes from torch: attributes of what it imported from there, and the imports themselves.
 
@@ -299,7 +303,7 @@ def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """
     imports = list(torch_imports(tree))
     yield from ((line, path) for line, path, _ in imports if any(map(is_private, path.split("."))))
-    from_torch, own = {"torch", *(name for *_, name in imports)}, set(own_names(tree))
+    from_torch, own = {"torch", *(name for *_, name in imports)}, set(own_names(tree)) | PYTHONS
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             names = dotted(node)
