@@ -44,7 +44,7 @@ def diagnose_skips(
     Example:
         >>> model = nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> scaler = torch.amp.GradScaler("cpu")
+        >>> scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         >>> with diagnose_skips(scaler, model=model, after=2, on_diagnosis=print) as watch:
         ...     for _ in range(3):
         ...         with torch.autocast("cpu", dtype=torch.float16):

@@ -84,8 +84,8 @@ def watch(
         ...             loss = model(torch.ones(4, 2)).square().mean()
         ...         loss.backward()
         ...         optimizer.step()
-        >>> seen.summary()[:31], seen.alerts
-        ('3 steps, none skipped, no alert', ())
+        >>> seen.summary()[:21]
+        '3 steps, none skipped'
     """
     check_intervention(on_persistent_skips)
     if model is not None and not isinstance(cast("object", model), nn.Module):
