@@ -17,7 +17,7 @@ def summary(*severities: Any) -> RunSummary:
         ends=(),
         precisions=("bf16",),
         steps=1,
-        skipped_steps=0,
+        skips=0,
         nonfinite_losses=0,
         median_step_time_ms=None,
         peak_memory_mib=None,

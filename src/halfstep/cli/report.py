@@ -42,7 +42,7 @@ def report_command(
     Examples:
         halfstep report halfstep-runs/train-20260131-120000
         halfstep report halfstep-runs/* --html report.html
-        halfstep report halfstep-runs/train-20260131-120000 --json - | jq .skipped_steps
+        halfstep report halfstep-runs/train-20260131-120000 --json - | jq .skips
 
     \b
     Exit codes: 0 all is well, 1 there are warnings or errors, 2 a run could not be read, 130 Ctrl-C.

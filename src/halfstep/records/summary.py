@@ -25,13 +25,13 @@ class EpochSummary(AbstractRecord):
         first_step: The number of its first step.
         last_step: The number of its last step.
         steps: How many steps were recorded in it, skipped ones included.
-        skipped_steps: How many of them were skipped.
+        skips: How many of them were skipped.
         loss: The median of the losses that are finite; `None` where none is.
         scale: The loss scale of its last step.
         step_time_ms: The median time of a step in milliseconds; `None` where none was timed.
 
     Example:
-        >>> epoch = EpochSummary(epoch=1, first_step=1, last_step=500, steps=500, skipped_steps=3, loss=0.7, scale=8192.0,
+        >>> epoch = EpochSummary(epoch=1, first_step=1, last_step=500, steps=500, skips=3, loss=0.7, scale=8192.0,
         ...     step_time_ms=41.5)
         >>> EpochSummary.from_json(epoch.to_json()) == epoch
         True
@@ -41,7 +41,7 @@ class EpochSummary(AbstractRecord):
     first_step: int
     last_step: int
     steps: int
-    skipped_steps: int
+    skips: int
     loss: float | None
     scale: float
     step_time_ms: float | None
@@ -55,7 +55,7 @@ class OptimizerSummary(AbstractRecord):
     Attributes:
         optimizer: Its name; empty where a run has one optimizer.
         steps: How many steps were recorded, skipped ones included.
-        skipped_steps: How many of them were skipped.
+        skips: How many of them were skipped.
         first_loss: The first loss that is finite; `None` where none is, as for all losses below.
         last_loss: The last loss that is finite, of a single step.
         best_loss: The lowest loss that is finite, of a single step.
@@ -65,7 +65,7 @@ class OptimizerSummary(AbstractRecord):
         final_lr: The learning rate of the last step.
 
     Example:
-        >>> generator = OptimizerSummary(optimizer="generator", steps=500, skipped_steps=3, first_loss=2.3, last_loss=0.41, best_loss=0.39,
+        >>> generator = OptimizerSummary(optimizer="generator", steps=500, skips=3, first_loss=2.3, last_loss=0.41, best_loss=0.39,
         ...     best_step=488, settled_loss=0.42, final_scale=8192.0, final_lr=0.0003)
         >>> generator.best_step
         488
@@ -73,7 +73,7 @@ class OptimizerSummary(AbstractRecord):
 
     optimizer: str
     steps: int
-    skipped_steps: int
+    skips: int
     first_loss: float | None
     last_loss: float | None
     best_loss: float | None
@@ -96,7 +96,7 @@ class RunSummary(AbstractRecord):
         ends: That processes ended in good order; one that was killed has none.
         precisions: In which its steps computed, in the order of their first steps.
         steps: How many steps were recorded, skipped ones included.
-        skipped_steps: How many of them were skipped.
+        skips: How many of them were skipped.
         nonfinite_losses: How many steps have a loss that is infinite or NaN; not those whose loss nobody knows.
         median_step_time_ms: The median time in milliseconds of the steps that were timed and not skipped; `None` where there are none.
         peak_memory_mib: The most memory that a step reports, in MiB; `None` where none does.
@@ -109,7 +109,7 @@ class RunSummary(AbstractRecord):
 
     Example:
         >>> summary = RunSummary(name="digits", folder="halfstep-runs/digits", starts=(), ends=(), precisions=("bf16",), steps=500,
-        ...     skipped_steps=0, nonfinite_losses=0, median_step_time_ms=41.5, peak_memory_mib=812.0, optimizers=(), epochs=(), alerts=(),
+        ...     skips=0, nonfinite_losses=0, median_step_time_ms=41.5, peak_memory_mib=812.0, optimizers=(), epochs=(), alerts=(),
         ...     recorded_alerts=None, actions=(), notes=())
         >>> summary.has_findings
         False
@@ -122,7 +122,7 @@ class RunSummary(AbstractRecord):
     ends: tuple[RunRecord, ...]
     precisions: tuple[Precision, ...]
     steps: int
-    skipped_steps: int
+    skips: int
     nonfinite_losses: int
     median_step_time_ms: float | None
     peak_memory_mib: float | None

@@ -19,12 +19,12 @@ def test_a_run_is_told_by_its_numbers() -> None:
     summary = run_summary(saved)
     assert (summary.name, summary.folder) == ("digits", str(saved.folder))
     assert (summary.starts, summary.ends) == ((samples.start(),), (samples.end(),))
-    assert (summary.steps, summary.skipped_steps, summary.nonfinite_losses) == (4, 1, 1)
+    assert (summary.steps, summary.skips, summary.nonfinite_losses) == (4, 1, 1)
     assert (summary.median_step_time_ms, summary.peak_memory_mib) == (20.0, 5 * 1024)
     assert (summary.precisions, summary.alerts, summary.actions) == (("fp16",), (samples.alert(),), (samples.action(),))
     assert (summary.recorded_alerts, summary.notes) == (None, ())
     (one,) = summary.optimizers
-    assert (one.optimizer, one.steps, one.skipped_steps) == ("", 4, 1)
+    assert (one.optimizer, one.steps, one.skips) == ("", 4, 1)
     assert (one.first_loss, one.last_loss, one.best_loss, one.best_step, one.settled_loss) == (4.0, 3.0, 2.0, 2, 3.0)
     assert (one.final_scale, one.final_lr) == (1024.0, 0.5)
 
@@ -35,8 +35,8 @@ def test_each_optimizer_is_told_by_itself() -> None:
         for number, name, loss, scale, skipped in ((1, "a", 2.0, 8.0, False), (2, "b", 9.0, 1.0, True), (3, "a", 1.0, 4.0, False))
     ]
     first, second = run_summary(samples.saved(records)).optimizers
-    assert (first.optimizer, first.steps, first.skipped_steps, first.best_step, first.final_scale) == ("a", 2, 0, 3, 4.0)
-    assert (second.optimizer, second.steps, second.skipped_steps, second.best_step, second.final_scale) == ("b", 1, 1, 2, None)
+    assert (first.optimizer, first.steps, first.skips, first.best_step, first.final_scale) == ("a", 2, 0, 3, 4.0)
+    assert (second.optimizer, second.steps, second.skips, second.best_step, second.final_scale) == ("b", 1, 1, 2, None)
 
 
 def test_the_settled_loss_is_the_median_of_the_last_hundred() -> None:
@@ -79,7 +79,7 @@ class TestEpochs:
             samples.step(5, epoch=None),
         ]
         unknown, first, second = run_summary(samples.saved(records)).epochs
-        assert (first.epoch, first.first_step, first.last_step, first.steps, first.skipped_steps) == (1, 1, 2, 3, 1)
+        assert (first.epoch, first.first_step, first.last_step, first.steps, first.skips) == (1, 1, 2, 3, 1)
         assert (first.loss, first.scale) == (3.0, 2.0)
         assert first.step_time_ms == pytest.approx(15.0)
         assert (second.epoch, second.loss) == (2, None)

@@ -8,7 +8,7 @@ Example:
     >>> writer.write([StepRecord(step=1, skipped=True, scale=65536.0, loss=0.25, grad_norm=None, lr=0.1, step_time_s=0.01,
     ...     memory_bytes=None, precision="fp16")])
     >>> runs = reported_runs([read_run(writer.path)])
-    >>> reported_record(runs).skipped_steps
+    >>> reported_record(runs).skips
     1
     >>> runs_document(runs).conclusion
     '1 step in fp16, 1 skipped (100 %, which calibration explains); no alerts.'

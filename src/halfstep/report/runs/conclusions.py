@@ -40,13 +40,13 @@ def _single(run: ReportedRun) -> str:
 
 def _skips(run: ReportedRun) -> str:
     summary = run.summary
-    if not summary.skipped_steps:
+    if not summary.skips:
         return "none skipped"
-    share = share_text(summary.skipped_steps, summary.steps)
+    share = share_text(summary.skips, summary.steps)
     is_scaled = any(one.final_scale is not None for one in summary.optimizers)
     is_suspect = any(alert.rule in _ABOUT_SKIPS for alert in summary.alerts)
     why = ", which calibration explains" if is_scaled and not is_suspect else ""
-    return f"{summary.skipped_steps:,} skipped ({share}{why})"
+    return f"{summary.skips:,} skipped ({share}{why})"
 
 
 def _alerts(run: ReportedRun) -> str:

@@ -113,7 +113,7 @@ def _glance_card(run: ReportedRun) -> Card:
     optimizers = summary.optimizers if len(summary.optimizers) == 1 else ()
     facts = (
         Fact(label="Steps", value=f"{summary.steps:,}"),
-        Fact(label="Skipped", value=f"{summary.skipped_steps:,}", detail=share_text(summary.skipped_steps, summary.steps)),
+        Fact(label="Skipped", value=f"{summary.skips:,}", detail=share_text(summary.skips, summary.steps)),
         *(
             Fact(label="Final loss", value=number_text(one.settled_loss, digits=3), detail=f"from {number_text(one.first_loss, digits=3)}")
             for one in optimizers

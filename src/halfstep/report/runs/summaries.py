@@ -39,7 +39,7 @@ def run_summary(saved: SavedRun, *, name: str | None = None, judged: Sequence[Al
         ends=saved.ends,
         precisions=steps.names["precision"],  # type: ignore[arg-type] # they are in the order of their first steps
         steps=len(steps),
-        skipped_steps=int(steps.skipped.sum()),
+        skips=int(steps.skipped.sum()),
         nonfinite_losses=sum(int(broken_losses(steps.loss[rows], steps.grad_norm[rows]).sum()) for rows in optimizer_rows(steps).values()),
         median_step_time_ms=_step_time(steps, np.arange(len(steps))),
         peak_memory_mib=float(memory.max()) / 2**20 if len(memory) else None,
@@ -91,7 +91,7 @@ def _optimizer(steps: StepColumns, rows: Places, *, name: str) -> OptimizerSumma
     return OptimizerSummary(
         optimizer=name,
         steps=len(rows),
-        skipped_steps=int(steps.skipped[rows].sum()),
+        skips=int(steps.skipped[rows].sum()),
         first_loss=_of(known, lambda losses: losses[0]),
         last_loss=_of(known, lambda losses: losses[-1]),
         best_loss=_of(known, np.min),
@@ -119,7 +119,7 @@ def _epoch(steps: StepColumns, rows: Places, *, epoch: int | None) -> EpochSumma
         first_step=int(steps.step[rows].min()),
         last_step=int(steps.step[rows].max()),
         steps=len(rows),
-        skipped_steps=int(steps.skipped[rows].sum()),
+        skips=int(steps.skipped[rows].sum()),
         loss=_of(loss[np.isfinite(loss)], np.median),
         scale=float(steps.scale[rows[-1]]),
         step_time_ms=_step_time(steps, rows),

@@ -62,7 +62,7 @@ def _part_name(group: Sequence[EpochSummary]) -> tuple[str, ...]:
 
 
 def _epoch_cells(group: Sequence[EpochSummary], *, factor: float) -> tuple[str, ...]:
-    steps, skipped = sum(epoch.steps for epoch in group), sum(epoch.skipped_steps for epoch in group)
+    steps, skipped = sum(epoch.steps for epoch in group), sum(epoch.skips for epoch in group)
     time = _median(epoch.step_time_ms for epoch in group)
     return (
         f"{skipped:,}",
@@ -81,7 +81,7 @@ def optimizer_table(run: ReportedRun) -> Table:
     """
     metrics: tuple[tuple[str, Callable[[OptimizerSummary], str]], ...] = (
         ("Steps", lambda one: f"{one.steps:,}"),
-        ("Skipped steps", lambda one: f"{one.skipped_steps:,}"),
+        ("Skipped steps", lambda one: f"{one.skips:,}"),
         ("First loss", lambda one: number_text(one.first_loss)),
         ("Final loss", lambda one: number_text(one.settled_loss)),
         ("Final scale", lambda one: scale_text(one.final_scale)),
@@ -108,8 +108,8 @@ def comparison_table(runs: Sequence[ReportedRun]) -> Table:
         ("Alerts", lambda run: f"{len(run.summary.alerts):,}"),
         ("Precision", lambda run: ", ".join(run.summary.precisions) or MISSING),
         ("Steps", lambda run: f"{run.summary.steps:,}"),
-        ("Skipped steps", lambda run: f"{run.summary.skipped_steps:,}"),
-        ("Share skipped", lambda run: share_text(run.summary.skipped_steps, run.summary.steps) or MISSING),
+        ("Skipped steps", lambda run: f"{run.summary.skips:,}"),
+        ("Share skipped", lambda run: share_text(run.summary.skips, run.summary.steps) or MISSING),
         ("First loss", lambda run: _of_each(run, lambda one: number_text(one.first_loss))),
         ("Final loss", lambda run: _of_each(run, lambda one: number_text(one.settled_loss))),
         ("Lowest loss", lambda run: _of_each(run, lambda one: number_text(one.best_loss))),
