@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from halfstep.errors import ConfigurationError, HalfstepError, StepOrderError
 from halfstep.journal import Entry, read_run
 from halfstep.monitor import AbstractSink
 from halfstep.records import Alert
+from halfstep.watching.passes import BackwardEvents
 from tests.watching.sessions import Session, steps_in, train
 from tests.watching.test_restoration import everything
 
@@ -108,6 +110,37 @@ class TestEnds:
         with pytest.warns(HalfstepWarning, match="Full failed.*No space left"):
             seen = train(tmp_path, 70, sinks=[Full()])
         assert seen.summary().startswith("70 steps")
+
+    def test_a_watch_that_fails_closes_its_log_and_the_loop_goes_on(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        failures: list[Exception],
+        untouched: None,
+    ) -> None:
+        session, begin = Session(), BackwardEvents.begin
+
+        def fail(self: BackwardEvents, *arguments: Any) -> Any:
+            if self._scene.steps == 3:
+                raise LookupError("a fault of its own")
+            return begin(self, *arguments)
+
+        monkeypatch.setattr(BackwardEvents, "begin", fail)
+        with halfstep.watch(tmp_path, sinks=["jsonl"]):
+            for _ in range(8):
+                session.step()
+        saved = read_run(tmp_path)
+        assert len(saved.steps) == 3
+        assert [each.outcome for each in saved.ends] == ["finished"]
+        assert "the training is not watched any longer, since LookupError: a fault of its own" in capsys.readouterr().err
+        assert [str(each) for each in failures] == ["a fault of its own"]
+        failures.clear()
+
+    def test_skips_that_are_read_at_the_end_leave_nothing_behind(self, tmp_path: Path, untouched: None) -> None:
+        """They are enough to look into a step, and there is none any more."""
+        train(tmp_path, 5, scale=2.0**100, diagnose=True)
+        assert read_run(tmp_path).steps.skipped.all()
 
     def test_an_exception_of_on_alert_at_the_end_leaves_a_whole_log(self, tmp_path: Path, untouched: None) -> None:
         def refuse(alert: Alert) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal, cast
 
@@ -73,6 +72,7 @@ def run_command(*, target: str, arguments: tuple[str, ...], is_module: bool, sin
 
     def watching() -> AbstractContextManager[object]:
         # It loads torch, which must not happen before the script does it itself.
+        from halfstep.monitor import process_rank  # noqa: PLC0415
         from halfstep.watching import watch  # noqa: PLC0415
 
         stack = ExitStack()
@@ -84,7 +84,7 @@ def run_command(*, target: str, arguments: tuple[str, ...], is_module: bool, sin
             command=script.command,
         )
         # The other ranks write nothing that one could look at.
-        if not quiet and os.environ.get("RANK", "0") == "0":
+        if not quiet and process_rank() == 0:
             # Entered before, so left after: the summary is that of a run that has ended.
             stack.callback(lambda: click.echo(f"halfstep: {watched.summary()}", err=True))
         stack.enter_context(watched)

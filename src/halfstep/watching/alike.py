@@ -101,13 +101,8 @@ class AlikeSteps:
         """It has."""
         state = owner.scaler
         assert state is not None
-        scale = state.scale
-        losses = self._scene.losses or self._scene.others
-        if owner.was_scaled and type(scale) is float and scale:
-            losses = [each / scale for each in losses]
-        else:
-            losses = [scaled_down(each, scale) for each in losses]
-        self.finish(owner, owner.is_skipped(), scale, losses)
+        losses = [scaled_down(each, state.scale) for each in self._scene.losses or self._scene.others]
+        self.finish(owner, owner.is_skipped(), state.scale, losses)
         state.steps += 1
         state.pending.append(owner)
 

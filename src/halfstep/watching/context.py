@@ -131,7 +131,8 @@ class Watch:
         self._model = model
         self._command = shlex.join(sys.argv) if command is None else command
         self._monitor: Monitor | None = None
-        self._pending: list[tuple[OptimizerState | None, StepRecord | StepFacts, Line]] = []
+        # The steps that wait: the optimizer, what is known of the step, its line, and the epoch in which it ended.
+        self._pending: list[tuple[OptimizerState | None, StepRecord | StepFacts, Line, int | None]] = []
         self._settled = time.monotonic()
         self._counts = [0, 0]
         self._is_settling = False
@@ -178,25 +179,25 @@ class Watch:
     def __exit__(self, exc_type: type[BaseException] | None, exception: BaseException | None, traceback: object) -> None:
         monitor = self._monitor
         assert monitor is not None
+        ended = exception
+        # In a child that was forked the monitor does nothing: the run is its parent's.
         try:
             self._scene.close_window()
-            self._interventions.close()
-        finally:
-            self._interception.close()
-            was_active, self._scene.is_active = self._scene.is_active, False
-            self._scene.measures.close()
-        if not was_active:  # A child that was forked: the run is its parent's.
-            return
-        try:
-            if exc_type is None:
+            if exception is None:
                 self._scalers.end()
             self.flush()
         except BaseException as error:
-            monitor.__exit__(exc_type or type(error), exception or error, None)
-            if exception is None:
-                raise
-        else:
-            monitor.__exit__(exc_type, exception, traceback)  # type: ignore[arg-type]
+            ended = exception or error
+        finally:
+            self._interventions.close()
+            self._interception.close()
+            self._scene.measures.close()
+        monitor.__exit__(None if ended is None else type(ended), ended, None)
+        try:
+            if exception is None and ended is not None:
+                self._scene.failed(ended)
+        finally:
+            self._scene.is_active = False
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -235,14 +236,19 @@ class Watch:
         pending, self._pending = self._pending, []
         self._settled = time.monotonic()
         make = self._scene.measures.record
-        taken = [(state, make(step) if isinstance(step, tuple) else step, line) for state, step, line in pending]
-        for state, record, line in taken:
-            # An engine knows nothing of epochs; what stands for its line has the number.
-            self._monitor.observe(record, epoch=(line.number or None) if state is None else None)
+        taken: list[tuple[OptimizerState | None, StepRecord, Line]] = []
+        for state, step, line, epoch in pending:
+            if isinstance(step, tuple):
+                record = make(step)
+                self._monitor.observe(record)
+            else:
+                record = step
+                self._monitor.observe(record, epoch=epoch)  # An engine knows nothing of epochs.
+            taken.append((state, record, line))
         return taken
 
     def _observe(self, state: OptimizerState | None, step: StepRecord | StepFacts, line: Line) -> None:
-        self._pending.append((state, step, line))
+        self._pending.append((state, step, line, self._scene.epoch))
         if len(self._pending) >= _STEPS or time.monotonic() - self._settled >= _SECONDS:
             self.flush()
 

@@ -13,6 +13,7 @@ from torch import nn
 from halfstep.diagnosis import SkipDiagnosis, diagnose_skips
 from halfstep.errors import ConfigurationError, HalfstepError, HalfstepWarning, PersistentSkipsError
 from halfstep.files import write_text
+from halfstep.hardware import native_precisions
 from halfstep.numerics import users_level
 from halfstep.policy import Policy, PolicyHandle
 from halfstep.records import UNKNOWN, Action, Diagnosis
@@ -70,7 +71,6 @@ class Interventions:
         self._model = model
         self._note = note
         self._due: OptimizerState | None = None
-        self._skips = 0
         self._diagnosing: SkipDiagnosis | None = None
         self._is_diagnosed = False
         self._is_waiting = False
@@ -85,7 +85,6 @@ class Interventions:
     def count(self, state: OptimizerState, *, skipped: bool) -> None:
         """Takes in what became of a step."""
         state.skips_in_row = state.skips_in_row + 1 if skipped else 0
-        self._skips += skipped
         if state.skips_in_row == _DIAGNOSED_AFTER and self._diagnose and not self._is_diagnosed:
             self._look_into(state)
         if self._kind is not None and state.skips_in_row >= self._limit:
@@ -249,7 +248,7 @@ def _set_scale(scaler: ScalerState) -> None:
 
 def _has_bf16(state: OptimizerState) -> bool:
     device = next((each.device for each in parameters_of(state.optimizer())), torch.device("cpu"))
-    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" or "bf16" in native_precisions(device)
 
 
 def check_intervention(kind: object) -> None:

@@ -191,9 +191,7 @@ class ScalerEvents:
             owner.clips_scaled = is_scaled
             if is_scaled:
                 self._tell_clipped(owner, line, scale=scaled[0].scale, max_norm=float(max_norm), total_norm=total_norm)
-            if owner.norm is None:
-                scale = scaled[0].scale if is_scaled else 1.0
-                owner.take_norm(len(parameters), total_norm, scale=scale, norm_type=scene.thread.norm_type)
+            owner.take_norm(len(parameters), total_norm, scale=scaled[0].scale if is_scaled else 1.0, norm_type=scene.thread.norm_type)
         return owners
 
     def _tell_clipped(self, owner: OptimizerState, line: Line, *, scale: float | Tensor, max_norm: float, total_norm: Any) -> None:

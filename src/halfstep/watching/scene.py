@@ -7,7 +7,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Final, cast, final
+from contextlib import suppress
+from typing import Any, Final, TypeVar, cast, final
 from weakref import WeakSet, ref
 
 import torch
@@ -25,7 +26,9 @@ from halfstep.watching.misuse import alert_of
 from halfstep.watching.states import OptimizerState, RegionState, ScalerState, parameters_of
 from halfstep.watching.windows import GradientWindow
 
-__all__ = ["Scene"]
+__all__ = ["Scene", "current_scale"]
+
+_T = TypeVar("_T")
 
 # A loop that does the same thing wrong at ever new lines would fill a log with it.
 _MOST_OF_ONE_KIND: Final = 20
@@ -75,8 +78,8 @@ class Scene:
     Attributes:
         is_active: Whether the process is followed; a child that was forked is not.
         is_looking: Whether each event is looked at. In between, where one optimizer does the same step by step, the numbers alone are.
-        acts: Whether something may be done about skips.
         at_change: Is called when that changes.
+        acts: Whether something may be done about skips.
         losses: What was called backward on meanwhile.
         others: The same, where it did not reach the parameter that is asked.
         last: The optimizer that has stepped last.
@@ -233,21 +236,34 @@ class Scene:
         found = (parameters_of(each.optimizer()) for each in self.optimizers.values())
         return {each.device.type for parameters in found for each in parameters[:1]}
 
-    def failed(self, error: Exception) -> None:
+    def guarded(self, event: Callable[..., _T]) -> Callable[..., _T | None]:
+        """An event that ends the following where it fails, and never the script; it returns `None` then."""
+
+        def run(*arguments: Any) -> _T | None:
+            try:
+                return event(*arguments)
+            except Exception as error:
+                self.failed(error)
+                return None
+
+        return run
+
+    def failed(self, error: BaseException) -> None:
         """Something went wrong in the following itself. The script goes on, and is followed no longer.
 
         Raises:
-            Exception: The error, where its user means it to reach the script.
+            BaseException: The error, where its user means it to reach the script.
         """
-        if isinstance(error, PersistentSkipsError) or error in self.meant:
+        if isinstance(error, PersistentSkipsError) or error in self.meant or not isinstance(error, Exception):
             raise error
         if self.is_active:
             self.is_active = False
             where = traceback.extract_tb(error.__traceback__)[-1]
-            sys.stderr.write(
-                f"halfstep warning: the training is not watched any longer, since {type(error).__name__}: {error} "
-                f"({where.filename}:{where.lineno}). The training goes on. This is a bug in halfstep; please report it.\n"
-            )
+            with suppress(Exception):  # Where standard error is closed, there is nobody to be told.
+                sys.stderr.write(
+                    f"halfstep warning: the training is not watched any longer, since {type(error).__name__}: {error} "
+                    f"({where.filename}:{where.lineno}). The training goes on. This is a bug in halfstep; please report it.\n"
+                )
 
     def is_told(self, rule: str, line: Line) -> bool:
         """Whether nothing more is to be said of a rule at a line."""

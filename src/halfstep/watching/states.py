@@ -162,7 +162,8 @@ class OptimizerState:
         was_scaled: Whether its losses were scaled then.
         last_line: Where it was stepped then.
         last_skipped: Whether its last step was skipped; a tensor where only the device knows.
-        sample: A parameter that the last pass reached, and the version of its gradient.
+        sample: A parameter that the last pass reached.
+        sample_version: The version of its gradient, while steps are not looked at.
         skips: How many of its steps were skipped.
         skips_in_row: How many of those are its last ones.
         model: What holds its parameters, once that was looked for.
@@ -215,15 +216,20 @@ class OptimizerState:
             scale: What the gradients are multiplied with.
             norm_type: Of that norm.
         """
-        if norm_type == 2.0 and count == len(self.identities) and isinstance(total_norm, Tensor):
+        if self.norm is None and norm_type == 2.0 and count == len(self.identities) and isinstance(total_norm, Tensor):
             self.norm = scaled_down(number_of(total_norm), scale)
-        elif self.measures_now():
+        else:
+            self.measure(scale=scale)
+
+    def measure(self, *, scale: float | Tensor) -> None:
+        """Computes the norm of the gradients, unless it is known, in the first steps and then now and then.
+
+        Args:
+            scale: What the gradients are multiplied with.
+        """
+        if self.norm is None and (self.steps < _NORM_EVERY or self.steps % _NORM_EVERY == 0):
             norm = gradient_norm(parameters_of(self.optimizer()))
             self.norm = None if norm is None else scaled_down(norm, scale)
-
-    def measures_now(self) -> bool:
-        """Whether the norm of this step's gradients is computed, where the loop does not need it itself."""
-        return self.steps < _NORM_EVERY or self.steps % _NORM_EVERY == 0
 
     def is_skipped(self) -> bool | Tensor:
         """Whether the step that its scaler was asked for was not taken; a tensor where only the device knows."""

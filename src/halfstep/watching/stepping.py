@@ -11,8 +11,8 @@ from torch import Tensor
 from halfstep.engine import Recorder
 from halfstep.records import StepRecord
 from halfstep.watching.alike import AlikeSteps
-from halfstep.watching.lines import Line, line_above
-from halfstep.watching.measures import gradient_norm, number_of, precision_of, scaled_down
+from halfstep.watching.lines import NOWHERE, Line, line_above
+from halfstep.watching.measures import number_of, precision_of
 from halfstep.watching.misuse import FP16_UNSCALED
 from halfstep.watching.modules import live_modules, orphans, strays
 from halfstep.watching.scene import Scene
@@ -47,15 +47,14 @@ class StepEvents:
             own = vars(optimizer)
             if "found_inf" in own:  # It decides by itself.
                 stepping.found_inf = own["found_inf"]
-            if stepping.norm is None:
-                self._measure(stepping, own.get("grad_scale"))
+            scale = own.get("grad_scale")
+            stepping.measure(scale=number_of(scale) if isinstance(scale, Tensor) and stepping.norm is None else 1.0)
             return
         if not scene.is_looking:
             state = scene.last
             if state is not None and state.optimizer() is optimizer:
                 state.line = state.last_line
-                if state.norm is None:
-                    self._measure(state, None)
+                state.measure(scale=1.0)
                 return
             scene.look(True)
         self._look_before(optimizer, line_above(frame), has_closure=bool(arguments[1:] or keywords))
@@ -70,7 +69,7 @@ class StepEvents:
             if not has_closure:  # Which computes the gradients that count.
                 self._check_direct(state, line)
             self.check_parameters(state, line)
-            self._measure(state, None)
+            state.measure(scale=1.0)
 
     def after(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
@@ -86,12 +85,6 @@ class StepEvents:
         else:
             self._alike.finish(state, skipped=False, scale=1.0, losses=(scene.losses or scene.others).copy())
 
-    def _measure(self, state: OptimizerState, grad_scale: object) -> None:
-        """Computes the norm of the gradients now and then, where the loop has not done so."""
-        if state.norm is None and state.measures_now():
-            norm = gradient_norm(parameters_of(state.optimizer()))
-            state.norm = norm if norm is None or not isinstance(grad_scale, Tensor) else scaled_down(norm, number_of(grad_scale))
-
     def _check_direct(self, state: OptimizerState, line: Line) -> None:
         """A loop calls an optimizer's step itself."""
         scene = self._scene
@@ -106,12 +99,7 @@ class StepEvents:
         elif scene.unused_scaler() is None:
             for each in state.contributions:
                 if each.is_half and each.region is not None:
-                    scene.tell(
-                        "fp16_without_scaler",
-                        each.region.line,
-                        state=state,
-                        seen=FP16_UNSCALED,
-                    )
+                    scene.tell("fp16_without_scaler", each.region.line, state=state, seen=FP16_UNSCALED)
 
     def check_parameters(self, state: OptimizerState, line: Line) -> None:
         """Looks, now and then, for parameters that the model does not have any longer."""
@@ -177,4 +165,4 @@ class StepEvents:
     def observe_engine(self, engine: Recorder, record: StepRecord) -> None:
         """An engine of halfstep's has made a step."""
         if self._scene.is_active:
-            self._scene.observe(None, record, Line("", self._scene.epoch or 0, is_direct=False))
+            self._scene.observe(None, record, NOWHERE)

@@ -26,15 +26,13 @@ _frame = sys._getframe
 
 def around_region_init(scene: Scene, regions: RegionEvents) -> Make:
     """For `autocast.__init__`."""
+    made = scene.guarded(regions.made)
 
     def make(original: Any) -> Callable[..., Any]:
         def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
             original(self, device_type, *args, **kwargs)
             if scene.is_active and scene.is_looking:
-                try:
-                    regions.made(self, (device_type, *args), kwargs)
-                except Exception as error:
-                    scene.failed(error)
+                made(self, (device_type, *args), kwargs)
 
         return init
 
@@ -43,14 +41,12 @@ def around_region_init(scene: Scene, regions: RegionEvents) -> Make:
 
 def around_region_call(scene: Scene, regions: RegionEvents) -> Make:
     """For `autocast.__call__`, which decorates a function."""
+    decorates = scene.guarded(regions.decorates)
 
     def make(original: Any) -> Callable[..., Any]:
         def decorate(self: Any, func: Any) -> Any:
             if scene.is_active:
-                try:
-                    regions.decorates(self, _frame(1))
-                except Exception as error:
-                    scene.failed(error)
+                decorates(self, _frame(1))
             return original(self, func)
 
         return decorate
@@ -60,16 +56,13 @@ def around_region_call(scene: Scene, regions: RegionEvents) -> Make:
 
 def around_region_enter(scene: Scene, regions: RegionEvents) -> Make:
     """For `autocast.__enter__`."""
+    entering = scene.guarded(regions.enter)
 
     def make(original: Any) -> Callable[..., Any]:
         def enter(self: Any) -> Any:
             if not scene.is_active or not (scene.is_looking or scene.forced):
                 return original(self)
-            put_back = None
-            try:
-                put_back = regions.enter(self, _frame(1))
-            except Exception as error:
-                scene.failed(error)
+            put_back = entering(self, _frame(1))
             if put_back is None:
                 return original(self)
             try:

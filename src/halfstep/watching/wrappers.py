@@ -1,4 +1,8 @@
-"""What stands around the functions of torch that make up a training step. Each function here returns what makes a wrapper of a function."""
+"""What stands around the functions of torch that make up a training step. Each function here returns what makes a wrapper of a function.
+
+Where a function is called in each step, errors are caught in place, since one more call of a Python function would be felt there; elsewhere
+events are `guarded`.
+"""
 
 from __future__ import annotations
 
@@ -75,15 +79,13 @@ def once_made(scene: Scene, see: Callable[[Any, Any], None]) -> Make:
         scene: What is known of the process.
         see: Is given it, and the frame that made it.
     """
+    made = scene.guarded(see)
 
     def make(original: Any) -> Callable[..., Any]:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             if scene.is_active:
-                try:
-                    see(self, _frame(1))
-                except Exception as error:
-                    scene.failed(error)
+                made(self, _frame(1))
 
         return init
 
@@ -92,15 +94,13 @@ def once_made(scene: Scene, see: Callable[[Any, Any], None]) -> Make:
 
 def around_scale(scene: Scene, scalers: ScalerEvents) -> Make:
     """For `GradScaler.scale`."""
+    scaled = scene.guarded(scalers.scaled)
 
     def make(original: Any) -> Callable[..., Any]:
         def scale(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
             if scene.is_active and scene.is_looking and not scene.thread.depth:
-                try:
-                    scalers.scaled(self, result, _frame(1))
-                except Exception as error:
-                    scene.failed(error)
+                scaled(self, result, _frame(1))
             return result
 
         return scale
@@ -110,27 +110,21 @@ def around_scale(scene: Scene, scalers: ScalerEvents) -> Make:
 
 def around_unscale(scene: Scene, scalers: ScalerEvents) -> Make:
     """For `GradScaler.unscale_`."""
+    unscaling, unscaled = scene.guarded(scalers.unscaling), scene.guarded(scalers.unscaled)
 
     def make(original: Any) -> Callable[..., Any]:
         def unscale_(self: Any, optimizer: Any) -> Any:
             here = scene.thread
             if here.depth or not scene.is_active or not scene.is_looking:
                 return original(self, optimizer)
-            owner = None
-            try:
-                owner = scalers.unscaling(self, optimizer, _frame(1))
-            except Exception as error:
-                scene.failed(error)
+            owner = unscaling(self, optimizer, _frame(1))
             here.depth += 1
             try:
                 result = original(self, optimizer)
             finally:
                 here.depth -= 1
             if owner is not None:
-                try:
-                    scalers.unscaled(self, owner)
-                except Exception as error:
-                    scene.failed(error)
+                unscaled(self, owner)
             return result
 
         return unscale_
@@ -199,14 +193,12 @@ def around_update(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> Mak
 
 def around_state_dict(scene: Scene, scalers: ScalerEvents) -> Make:
     """For `GradScaler.state_dict`."""
+    saving = scene.guarded(scalers.saving)
 
     def make(original: Any) -> Callable[..., Any]:
         def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
             if scene.is_active and not scene.thread.depth:
-                try:
-                    scalers.saving(self, _frame(1))
-                except Exception as error:
-                    scene.failed(error)
+                saving(self, _frame(1))
             return original(self, *args, **kwargs)
 
         return state_dict
@@ -236,6 +228,7 @@ def around_optimizer_step(scene: Scene, steps: StepEvents) -> tuple[Callable[[An
 
 def around_schedule(scene: Scene, aftermath: Aftermath) -> Make:
     """For the `step` of learning-rate schedulers."""
+    schedule = scene.guarded(aftermath.schedule)
 
     def make(original: Any) -> Callable[..., Any]:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,10 +240,7 @@ def around_schedule(scene: Scene, aftermath: Aftermath) -> Make:
                 result = original(self, *args, **kwargs)
             finally:
                 here.depth -= 1
-            try:
-                aftermath.schedule(self, _frame(1))
-            except Exception as error:
-                scene.failed(error)
+            schedule(self, _frame(1))
             return result
 
         return step
@@ -275,10 +265,13 @@ def around_clipping(scene: Scene, scalers: ScalerEvents, alike: AlikeSteps) -> M
             except Exception as error:
                 scene.failed(error)
             result = original(listed, max_norm, total_norm, *args, **kwargs)
-            for each in owners:
-                each.note_gradients()
-            if not scene.is_looking:
-                alike.clipped()
+            try:
+                for each in owners:
+                    each.note_gradients()
+                if not scene.is_looking:
+                    alike.clipped()
+            except Exception as error:
+                scene.failed(error)
             return result
 
         return clip
