@@ -13,10 +13,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from halfstep.checkpoint import Checkpointer, CheckpointInfo, import_scaler_state, load_checkpoint, save_checkpoint
     from halfstep.comparison import compare
     from halfstep.diagnosis import diagnose, diagnose_skips
     from halfstep.engine import MixedPrecision
-    from halfstep.errors import HalfstepError, HalfstepWarning, PersistentSkipsError, RanksDisagreeError, UnscaledBackwardError
+    from halfstep.errors import (
+        CheckpointError,
+        DamagedCheckpointError,
+        HalfstepError,
+        HalfstepWarning,
+        PersistentSkipsError,
+        RanksDisagreeError,
+        UnscaledBackwardError,
+    )
     from halfstep.monitor import Monitor
     from halfstep.numerics import rehearse, trace
     from halfstep.policy import Policy
@@ -30,7 +39,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Action",
     "Alert",
+    "CheckpointError",
+    "CheckpointInfo",
+    "Checkpointer",
     "Comparison",
+    "DamagedCheckpointError",
     "Diagnosis",
     "HalfstepError",
     "HalfstepWarning",
@@ -48,8 +61,11 @@ __all__ = [
     "compare",
     "diagnose",
     "diagnose_skips",
+    "import_scaler_state",
+    "load_checkpoint",
     "load_task",
     "rehearse",
+    "save_checkpoint",
     "trace",
     "watch",
 ]
@@ -58,7 +74,11 @@ __all__ = [
 _HOMES = {
     "Action": "halfstep.records",
     "Alert": "halfstep.records",
+    "CheckpointError": "halfstep.errors",
+    "CheckpointInfo": "halfstep.checkpoint",
+    "Checkpointer": "halfstep.checkpoint",
     "Comparison": "halfstep.records",
+    "DamagedCheckpointError": "halfstep.errors",
     "Diagnosis": "halfstep.records",
     "HalfstepError": "halfstep.errors",
     "HalfstepWarning": "halfstep.errors",
@@ -75,8 +95,11 @@ _HOMES = {
     "compare": "halfstep.comparison",
     "diagnose": "halfstep.diagnosis",
     "diagnose_skips": "halfstep.diagnosis",
+    "import_scaler_state": "halfstep.checkpoint",
+    "load_checkpoint": "halfstep.checkpoint",
     "load_task": "halfstep.task",
     "rehearse": "halfstep.numerics",
+    "save_checkpoint": "halfstep.checkpoint",
     "trace": "halfstep.numerics",
     "watch": "halfstep.watching",
 }

@@ -12,7 +12,9 @@ from difflib import get_close_matches
 from typing import final
 
 __all__ = [
+    "CheckpointError",
     "ConfigurationError",
+    "DamagedCheckpointError",
     "HalfstepError",
     "HalfstepWarning",
     "InvalidTypeError",
@@ -63,6 +65,16 @@ class PersistentSkipsError(HalfstepError, RuntimeError):
 @final
 class RanksDisagreeError(HalfstepError, RuntimeError):
     """The processes that train one model together are not in the same state."""
+
+
+@final
+class CheckpointError(HalfstepError, RuntimeError):
+    """A checkpoint could not be written, or does not fit the run that it was loaded into."""
+
+
+@final
+class DamagedCheckpointError(HalfstepError, ValueError):
+    """A file is no checkpoint of halfstep, or a damaged one; the message names the part that is wrong."""
 
 
 @final

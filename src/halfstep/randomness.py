@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 from typing_extensions import Self
 
+from halfstep.errors import ConfigurationError
+
 __all__ = ["RandomState", "seed_everything"]
+
+# The only kind that NumPy's global generator can be put back into by its state.
+_NUMPYS: Final = "MT19937"
 
 
 def seed_everything(seed: int) -> None:
@@ -68,3 +73,58 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The same as numbers, lists and tensors, which can be written to a file that nobody has to trust.
+
+        Raises:
+            ConfigurationError: NumPy's global generator is of a kind that it cannot be put back into.
+        """
+        kind, keys, position, has_gauss, gauss = self.numpy if isinstance(self.numpy, tuple) else (self.numpy["bit_generator"], *[None] * 4)
+        if kind != _NUMPYS:
+            raise ConfigurationError(
+                f"NumPy's global random generator is a {kind}. Only {_NUMPYS}, which it is by default, can be put back."
+            )
+        version, internal, next_gauss = self.python
+        return {
+            "python": [version, list(internal), next_gauss],
+            "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+            "cpu": self.cpu,
+            "cuda": list(self.cuda),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Self:
+        """The state that `to_plain` returned.
+
+        Raises:
+            ConfigurationError: It is none.
+
+        Example:
+            >>> state = RandomState.from_plain(RandomState.capture().to_plain())
+            >>> first = random.random()
+            >>> state.restore()
+            >>> random.random() == first
+            True
+        """
+        try:
+            version, internal, next_gauss = plain["python"]
+            kind, keys, position, has_gauss, gauss = plain["numpy"]
+            state = cls(
+                python=(version, tuple(internal), next_gauss),
+                numpy=(kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
+                cpu=plain["cpu"],
+                cuda=tuple(plain["cuda"]),
+            )
+            state._check()
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ConfigurationError(f"This is no state of the random generators: {error}") from error
+        return state
+
+    def _check(self) -> None:
+        """Tries the state out on generators of its own."""
+        random.Random().setstate(self.python)
+        np.random.RandomState().set_state(self.numpy)
+        torch.Generator().set_state(self.cpu)
+        if not all(isinstance(state, torch.Tensor) and state.dtype is torch.uint8 for state in self.cuda):
+            raise TypeError("a state of a CUDA generator is a tensor of bytes")

@@ -240,7 +240,7 @@ def broken_off(rank: int, kind: str) -> tuple[list[list[float]], list[list[float
         amp.model(x)
         raise torch.OutOfMemoryError("in the forward pass")
 
-    amp._driver.abandon()
+    amp.driver.abandon()
     return _go_on_after(fail, fresh=fresh, amp=amp, rank=rank)
 
 

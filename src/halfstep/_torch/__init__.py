@@ -35,12 +35,23 @@ from halfstep._torch.dispatching import (
     schema_of,
 )
 from halfstep._torch.modules import (
+    loads_by_itself,
     own_modules,
     own_parameters,
     set_class,
+    set_versions,
+    versions_in,
     wrapped_module,
 )
 from halfstep._torch.probing import probe_autocast_kernel
+from halfstep._torch.sharding import (
+    SavedExtent,
+    SavedIndex,
+    SavedShape,
+    held_gradients,
+    hold_gradients,
+    read_saved_index,
+)
 from halfstep._torch.steps import (
     BeforeEachOperation,
     buffer_count,
@@ -70,6 +81,7 @@ from halfstep._torch.steps import (
     version_of,
     without_step_hooks,
 )
+from halfstep._torch.storages import storage_key
 
 __all__ = [
     "AfterEachCast",
@@ -79,6 +91,9 @@ __all__ = [
     "HeldSetting",
     "OperationSchema",
     "Overload",
+    "SavedExtent",
+    "SavedIndex",
+    "SavedShape",
     "WatchingMode",
     "WeightCacheClears",
     "all_overloads",
@@ -100,18 +115,22 @@ __all__ = [
     "functional_overloads",
     "has_autocast_kernel",
     "has_found_infs",
+    "held_gradients",
+    "hold_gradients",
     "insert_mode",
     "is_being_traced",
     "is_in_backward",
     "is_joining",
     "is_view",
     "kept_out_of_graphs",
+    "loads_by_itself",
     "own_buffers",
     "own_modules",
     "own_parameters",
     "predict_dtypes",
     "probe_autocast_kernel",
     "quiet_profiler",
+    "read_saved_index",
     "record_found_inf",
     "register_autocast_kernel",
     "remove_mode",
@@ -119,7 +138,9 @@ __all__ = [
     "reset_sharded",
     "schema_of",
     "set_class",
+    "set_versions",
     "steps_are_observed",
+    "storage_key",
     "supports_device_verdict",
     "torch_device_type",
     "torch_scale",
@@ -127,6 +148,7 @@ __all__ = [
     "tree_map",
     "update_scale_",
     "version_of",
+    "versions_in",
     "without_autocast",
     "without_step_hooks",
     "wrapped_module",

@@ -13,6 +13,7 @@ from halfstep.cli.audit import audit_command
 from halfstep.cli.compare import compare_command
 from halfstep.cli.diagnose import diagnose_command
 from halfstep.cli.exit_codes import ExitCode
+from halfstep.cli.inspect import inspect_command
 from halfstep.cli.ops import ops_command
 from halfstep.cli.policy import policy_group
 from halfstep.cli.report import report_command
@@ -45,6 +46,7 @@ command.add_command(diagnose_command)
 command.add_command(ops_command)
 command.add_command(run_command)
 command.add_command(report_command)
+command.add_command(inspect_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

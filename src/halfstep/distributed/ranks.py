@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from halfstep.distributed.kinds import data_parallel_modules, dtensor_type, fully_sharded_modules, wrapped_by_first_fsdp
 from halfstep.errors import ConfigurationError, InvalidTypeError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Ranks", "all_reduce_", "ranks_of"]
+__all__ = ["Ranks", "all_reduce_", "ranks_of", "reduced_by", "replicated_parameters"]
 
 
 @final
@@ -41,6 +42,23 @@ class Ranks:
         self._members = tuple(members)
         self.rank = self._members.index(dist.get_rank())
         self.size = len(self._members)
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The one group that they form.
+
+        Raises:
+            ConfigurationError: They are a part of the processes, and form no single group.
+        """
+        if len(self._groups) == 1 and dist.get_world_size(self._groups[0]) == self.size:
+            return self._groups[0]
+        if self.size == dist.get_world_size():
+            group: Any = dist.group.WORLD
+            return group  # type: ignore[no-any-return]
+        raise ConfigurationError(
+            f"The {self.size} ranks that train together are some of {dist.get_world_size()} and form no process group of their own. Make "
+            "one with torch.distributed.new_group, and pass it as MixedPrecision(process_group=...)."
+        )
 
     def maximize_(self, values: Tensor) -> None:
         """Replaces each element by its maximum over all ranks, in place. The host does not wait for the result.
@@ -102,6 +120,23 @@ def ranks_of(model: nn.Module, *, process_group: ProcessGroup | None = None) -> 
     if len(meshes) == 1 and not data_parallel:
         return _ranks(groups, members=meshes[0].mesh.flatten().tolist())
     return _ranks(groups, members=range(dist.get_world_size()))
+
+
+def replicated_parameters(model: nn.Module, *, ranks: Ranks) -> frozenset[int]:
+    """The identities of the parameters whose gradients `DistributedDataParallel` reduces over all ranks: they are the same on each."""
+    return frozenset(
+        id(parameter)
+        for module in data_parallel_modules(model)
+        if dist.get_world_size(module.process_group) == ranks.size
+        for parameter in reduced_by(module)
+    )
+
+
+def reduced_by(module: DistributedDataParallel) -> Iterator[nn.Parameter]:
+    """The parameters whose gradients a module reduces."""
+    for name, parameter in module.module.named_parameters():
+        if parameter.requires_grad and name not in module.parameters_to_ignore:
+            yield parameter
 
 
 def all_reduce_(values: Tensor, *, group: ProcessGroup, op: Any) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from halfstep._torch import finish_sharded_backward, is_joining, reset_data_parallel, reset_sharded
+from halfstep._torch import finish_sharded_backward, held_gradients, hold_gradients, is_joining, reset_data_parallel, reset_sharded
 from halfstep.distributed.kinds import data_parallel_modules, dtensor_type, fully_sharded_modules, local_tensor
-from halfstep.distributed.ranks import Ranks, all_reduce_
-from halfstep.errors import StepOrderError
+from halfstep.distributed.ranks import Ranks, all_reduce_, reduced_by, replicated_parameters
+from halfstep.errors import CheckpointError, StepOrderError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,6 +52,7 @@ class GradientSync:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._data_parallel = data_parallel_modules(model)
         self._sharded = fully_sharded_modules(model)
         # torch must see a static graph reduce once before it can be held (it fails an internal assertion otherwise), so those sit out the
@@ -97,7 +97,7 @@ class GradientSync:
         """
         wanted = {id(parameter) for parameter in parameters}
         for module in self._data_parallel:
-            _reduce([parameter for parameter in _reduced_by(module) if id(parameter) in wanted], group=module.process_group)
+            _reduce([parameter for parameter in reduced_by(module) if id(parameter) in wanted], group=module.process_group)
         if self._sharded:
             self._switch(reducing=True)
             try:
@@ -117,6 +117,46 @@ class GradientSync:
             reset_sharded(sharded)
         for module in self._data_parallel:
             reset_data_parallel(module)
+
+    def held_back(self) -> dict[str, Tensor]:
+        """The gradients that `fully_shard` has accumulated on this rank and not reduced yet, by the names that the model gives parameters.
+
+        Each is that of the whole parameter (of the part on this rank, where it is a DTensor besides), in the type in which it accumulates.
+        They are no copies. It is no collective operation. What `DistributedDataParallel` holds is in `parameter.grad`, and not among them.
+
+        Raises:
+            StepOrderError: A gradient is itself a sum over ranks that is still to be made, as with sequence parallelism.
+        """
+        try:
+            return held_gradients(self._model) if self._sharded else {}
+        except ValueError as error:
+            raise StepOrderError(
+                f"The gradient of {error} is a sum over ranks that is still to be made, which can be kept only within the process. Save "
+                "between two steps."
+            ) from error
+
+    def hold_back(self, gradients: Mapping[str, Tensor]) -> None:
+        """Has the model go on as if it had accumulated the gradients that `held_back` found.
+
+        `DistributedDataParallel` does not bring buffers to those of rank 0 before a forward pass that follows a held one.
+
+        A collective operation: all ranks of the model call it, also those without gradients. Call it after `hold` and with the parameters
+        in place, whether or not the model has run.
+
+        Args:
+            gradients: By the names that the model gives parameters, on any device; they are copied.
+
+        Raises:
+            CheckpointError: A parameter is none that `fully_shard` spreads in this model, or it has another shape.
+        """
+        for module in self._data_parallel:
+            module.require_forward_param_sync = module.require_backward_grad_sync
+        if not self._sharded and not gradients:
+            return
+        try:
+            hold_gradients(self._model, gradients)
+        except ValueError as error:
+            raise CheckpointError(f"A gradient that fully_shard held back does not fit this model: {error}.") from error
 
     def check_no_join(self) -> None:
         """Accepts a model outside of `DistributedDataParallel.join()`, which shadows the reductions of a model and knows no others.
@@ -150,25 +190,13 @@ def gradients_agree(model: nn.Module, parameters: Iterable[nn.Parameter], *, ran
 
     They are not where a `DistributedDataParallel` leaves parameters alone, nor where a mesh spans only some of the ranks.
     """
-    reduced = {
-        id(parameter)
-        for module in data_parallel_modules(model)
-        if dist.get_world_size(module.process_group) == ranks.size
-        for parameter in _reduced_by(module)
-    }
+    reduced = replicated_parameters(model, ranks=ranks)
     kind = dtensor_type()
     return all(
         parameter.device_mesh.size() == ranks.size if kind is not None and isinstance(parameter, kind) else id(parameter) in reduced
         for parameter in parameters
         if parameter.requires_grad
     )
-
-
-def _reduced_by(module: DistributedDataParallel) -> Iterator[nn.Parameter]:
-    """The parameters whose gradients a module reduces."""
-    for name, parameter in module.module.named_parameters():
-        if parameter.requires_grad and name not in module.parameters_to_ignore:
-            yield parameter
 
 
 @torch.no_grad()

@@ -2,6 +2,17 @@
 
 from halfstep.engine.guard import is_driven, times_driven
 from halfstep.engine.mixed_precision import MixedPrecision
+from halfstep.engine.progress import StepProgress, go_on_from, progress_of, state_of
 from halfstep.engine.recording import Recorder, step_observers
 
-__all__ = ["MixedPrecision", "Recorder", "is_driven", "step_observers", "times_driven"]
+__all__ = [
+    "MixedPrecision",
+    "Recorder",
+    "StepProgress",
+    "go_on_from",
+    "is_driven",
+    "progress_of",
+    "state_of",
+    "step_observers",
+    "times_driven",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, final
 
 import torch
@@ -60,6 +60,48 @@ class BufferGuard:
                 if kept.value is not None and not kept.small and version_of(kept.buffer) != kept.version:
                     kept.value.copy_(kept.buffer)
                     kept.version = version_of(kept.buffer)
+
+    def remembered(self) -> dict[str, Tensor]:
+        """Those of the remembered values that may be others now, by the names that the model gives its buffers."""
+        names = {id(module): name for name, module in self._model.named_modules()}
+        return {
+            f"{names[id(kept.module)]}.{kept.name}".lstrip("."): kept.value
+            for kept in self._kept
+            if kept.value is not None and (kept.small or version_of(kept.buffer) != kept.version)
+        }
+
+    def recall(self, values: Mapping[str, Tensor]) -> None:
+        """Takes these for the values of before the step, in place of those that the buffers have now.
+
+        Args:
+            values: As `remembered` returned them.
+        """
+        names = {id(module): name for name, module in self._model.named_modules()}
+        with torch.no_grad():
+            for kept in self._kept:
+                name = f"{names[id(kept.module)]}.{kept.name}".lstrip(".")
+                if name in values and kept.value is not None:
+                    kept.value.copy_(values[name])
+                    kept.version = -1  # Whether the buffer is the same, nobody knows.
+
+    def settle(self, *, skipped: bool | None, found_inf: Tensor | None, began: bool) -> None:
+        """Does what the end of a step asks for.
+
+        Args:
+            skipped: Whether it was not taken; `None` while only the device knows.
+            found_inf: The verdict on its gradients; `None` where nothing was checked.
+            began: Whether the values were remembered when its forward pass began.
+        """
+        if skipped is not False:
+            known = skipped or found_inf is None
+            if not began:
+                self.rescue(None if known else found_inf)
+            elif known:
+                self.put_back()
+            elif found_inf is not None:
+                self.put_back_if(found_inf)
+        if not began:  # The next forward pass may begin unseen, too.
+            self.remember()
 
     def rescue(self, found_inf: Tensor | None = None) -> None:
         """Puts back what is not finite now and was before, where nobody said when the forward pass began.

@@ -19,6 +19,8 @@ from halfstep.engine.gradient_step import GradientStep, Outcome
 from halfstep.engine.gradients import Gradients
 from halfstep.engine.guard import StepGuard
 from halfstep.engine.inquiry import SkipInquiry
+from halfstep.engine.order import check_idle
+from halfstep.engine.progress import StepProgress
 from halfstep.engine.recording import Recorder, current_lr
 from halfstep.engine.setup import Scheduler, check_loss
 from halfstep.errors import ConfigurationError, StepOrderError, UnscaledBackwardError
@@ -48,6 +50,7 @@ class StepDriver:
         recomputation: Makes a region for a backward pass, in which a part of the forward pass may run again.
 
     Attributes:
+        accumulate: Micro-batches in one step.
         inquiry: Finds out why steps are skipped; `None` where nobody asked.
     """
 
@@ -72,7 +75,7 @@ class StepDriver:
         self._gradients = gradients
         self._end = end
         self._recorder = recorder
-        self._accumulate = accumulate
+        self.accumulate = accumulate
         self._scaler = scaler
         self._sync = None if ranks is None else GradientSync(model)
         self._guards_buffers = guards_buffers
@@ -96,18 +99,19 @@ class StepDriver:
         self._started: float | None = None
         self._buffers_remembered = False
         self._held = False
+        self._goes_on = False
         self._scale: tuple[Tensor, int] | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether no micro-batch is missing."""
-        return self.micro_batches >= self._accumulate or self.ends_early
+        return self.micro_batches >= self.accumulate or self.ends_early
 
-    def start(self) -> None:
+    def start(self, *, remembers: bool = True) -> None:
         """The first forward pass of a step is about to begin; nothing happens if it has begun."""
         if self._started is None:
             self._started = time.perf_counter()
-            if self._buffers is not None:
+            if self._buffers is not None and remembers:
                 self._buffers.remember()
                 self._buffers_remembered = True
             if self.inquiry is not None:
@@ -120,9 +124,9 @@ class StepDriver:
 
     def hold_until_last(self) -> None:
         """Keeps gradients from being reduced across ranks before the last micro-batch of a step."""
-        if self._sync is None or self._accumulate == 1:
+        if self._sync is None or self.accumulate == 1:
             return
-        self._held = not self.ends_early and self.micro_batches + 1 < self._accumulate
+        self._held = not self.ends_early and self.micro_batches + 1 < self.accumulate
         if self._held:
             self._sync.hold()
         else:
@@ -130,7 +134,8 @@ class StepDriver:
 
     def lookahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Passes batches on, and knows when the last one is under way."""
-        self.check_idle("micro_batches()")
+        if not self._goes_on:  # What a checkpoint has brought back is of the group that these belong to.
+            check_idle(self, "micro_batches()")
         try:
             upcoming = next(batches)
         except StopIteration:
@@ -209,51 +214,6 @@ class StepDriver:
             self.abandon()
             raise
 
-    def check_backward(self, *, computes_again: bool, retries: int) -> None:
-        """Accepts a call of `backward`.
-
-        Args:
-            computes_again: Whether gradients are computed several times in one step.
-            retries: How often a skipped step is tried again.
-
-        Raises:
-            StepOrderError: They are, or all micro-batches were seen, or gradients are unscaled.
-        """
-        if computes_again:
-            why = f"retries={retries}" if retries else "an optimizer that takes a closure,"
-            raise StepOrderError(f"With {why} the engine computes gradients several times in one step: use train_step(fn, *batch).")
-        if self.micro_batches == self._accumulate:
-            raise StepOrderError(
-                f"backward() was called {self._accumulate + 1} times without step(), but accumulate={self._accumulate}. "
-                "Call step() after each backward(); it returns None until the last micro-batch of a step."
-            )
-        if self.unscaled:
-            raise StepOrderError("backward() was called after unscale_gradients(), when gradients are no longer scaled. Call step() first.")
-
-    def check_complete(self, call: str) -> None:
-        """Accepts a call that belongs after the last micro-batch of a step.
-
-        Raises:
-            StepOrderError: Others are to come.
-        """
-        if not self.is_complete:
-            raise StepOrderError(
-                f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches; the others would add "
-                "scaled gradients. Call it after the last backward() of a step."
-            )
-
-    def check_idle(self, call: str) -> None:
-        """Accepts a call that belongs between two steps.
-
-        Raises:
-            StepOrderError: A step is in progress.
-        """
-        if self.micro_batches:
-            raise StepOrderError(
-                f"{call} was called after {self.micro_batches} of accumulate={self._accumulate} micro-batches, whose gradients would be "
-                "lost. Call it after a step, end this one with flush(), or give it up with discard()."
-            )
-
     def _check_untouched(self) -> None:
         if self._scaler is not None and not self.unscaled:
             self._gradients.check_untouched()
@@ -261,7 +221,7 @@ class StepDriver:
             if before is not None and (now[0] is not before[0] or now[1] != before[1]):
                 raise UnscaledBackwardError(
                     f"The loss scale was changed after amp.backward(), so that the gradients of {self.micro_batches} of "
-                    f"accumulate={self._accumulate} micro-batches are multiplied by another one than step() divides by. Leave update() to "
+                    f"accumulate={self.accumulate} micro-batches are multiplied by another one than step() divides by. Leave update() to "
                     "the engine, and set a scale or load a state between steps. They were cleared; nothing was stepped."
                 )
 
@@ -271,11 +231,58 @@ class StepDriver:
             self._check_untouched()
             self._reduce_held()
             # Whoever looks at them or clips them shall have the mean.
-            self._end.unscale(self._gradients.tensors(), factor=self._end.factor(self.micro_batches, of=self._accumulate))
+            self._end.unscale(self._gradients.tensors(), factor=self._end.factor(self.micro_batches, of=self.accumulate))
         except BaseException:
             self.abandon()
             raise
         self.unscaled = True
+
+    def progress(self) -> StepProgress | None:
+        """What has been computed for the step in progress so far; `None` between two steps."""
+        if self.unscaled:
+            raise StepOrderError("A state was asked for between unscale_gradients() and step(). Call step() first.")
+        if self._turn is not None:
+            self._turn.check_settled()
+        if self._started is None:
+            return None
+        return StepProgress(
+            micro_batches=self.micro_batches,
+            loss=self._loss,
+            gradients=self._gradients.by_name(self._model),
+            is_held=self._held,
+            held_back=self._sync.held_back() if self._held and self._sync is not None else {},
+            began=self._buffers_remembered,
+            buffers={} if self._buffers is None else self._buffers.remembered(),
+        )
+
+    def go_on(self, progress: StepProgress | None) -> None:
+        """Goes on from a model whose values were loaded, in the middle of a step where there is one.
+
+        Args:
+            progress: What had been computed for it; `None` between two steps.
+        """
+        self._forget()
+        if self._buffers is not None:
+            self._buffers.remember()
+            self._buffers.recall({} if progress is None else progress.buffers)
+        if progress is None:
+            return
+        self.start(remembers=False)
+        self._buffers_remembered = progress.began
+        if not progress.micro_batches:
+            return
+        self._gradients.put(progress.gradients, self._model)
+        if self._turn is not None:
+            self._turn.begin()
+        self._held = progress.is_held
+        if self._held and self._sync is not None:
+            self._sync.hold()
+            self._sync.hold_back(progress.held_back)
+        self._loss, self.micro_batches, self._goes_on = progress.loss, progress.micro_batches, True
+        self._guard.arm()
+        if self._scaler is not None:
+            self._gradients.remember()
+            self._scale = self._end.scale_version()
 
     def _reduce_held(self) -> None:
         if self._held and self._sync is not None:
@@ -287,12 +294,12 @@ class StepDriver:
         loss, started, lr = self._loss, self._started, current_lr(self._optimizer)
         assert loss is not None
         assert started is not None
-        share = self._accumulate / self.micro_batches
+        share = self.accumulate / self.micro_batches
         try:
             self._check_untouched()
             self._reduce_held()
             self._guard.disarm()
-            factor = 1.0 if self.unscaled else self._end.factor(self.micro_batches, of=self._accumulate)
+            factor = 1.0 if self.unscaled else self._end.factor(self.micro_batches, of=self.accumulate)
             outcome = self._end.take(factor=factor, unscaled=self.unscaled)
         except BaseException as error:
             self.abandon()
@@ -371,20 +378,10 @@ class StepDriver:
         return record
 
     def _settle_buffers(self, outcome: Outcome) -> None:
-        if self._buffers is None:
-            if self.steps == 1 and self._guards_buffers:  # The first forward pass may have made some.
-                self._buffers = BufferGuard.of(self._model)
-            return
-        if outcome.skipped is not False:
-            known = outcome.skipped or outcome.found_inf is None
-            if not self._buffers_remembered:
-                self._buffers.rescue(None if known else outcome.found_inf)
-            elif known:
-                self._buffers.put_back()
-            elif outcome.found_inf is not None:
-                self._buffers.put_back_if(outcome.found_inf)
-        if not self._buffers_remembered:  # The next forward pass may begin unseen, too.
-            self._buffers.remember()
+        if self._buffers is not None:
+            self._buffers.settle(skipped=outcome.skipped, found_inf=outcome.found_inf, began=self._buffers_remembered)
+        elif self.steps == 1 and self._guards_buffers:  # The first forward pass may have made some.
+            self._buffers = BufferGuard.of(self._model)
 
     def abandon(self) -> None:
         """Undoes what the step in progress did so far."""

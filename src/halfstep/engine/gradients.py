@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, final
 
 import torch
@@ -41,6 +41,23 @@ class Gradients:
             for parameter in group["params"]
             if (gradient := parameter.grad) is not None
         ]
+
+    def by_name(self, model: nn.Module) -> dict[str, Tensor]:
+        """The gradients that there are, by the names that the model gives its parameters."""
+        own = {id(parameter) for parameter in self.parameters()}
+        return {name: each.grad for name, each in model.named_parameters() if id(each) in own and each.grad is not None}
+
+    def put(self, gradients: Mapping[str, Tensor], model: nn.Module) -> None:
+        """Puts gradients in place, and clears the others.
+
+        Args:
+            gradients: By the names that the model gives its parameters.
+            model: The model.
+        """
+        self.clear()
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name]
 
     def clear(self) -> None:
         """Does what `zero_grad()` does, without its entry in torch's profiler, which takes longer than all else that an engine adds."""

@@ -18,6 +18,7 @@ from halfstep.engine.driver import StepDriver
 from halfstep.engine.gradient_step import GradientStep
 from halfstep.engine.gradients import Gradients
 from halfstep.engine.inquiry import SkipInquiry
+from halfstep.engine.order import check_backward, check_complete, check_idle
 from halfstep.engine.policies import attach, scaled_precision, settle_policy
 from halfstep.engine.recording import Recorder
 from halfstep.engine.region import StepRegion
@@ -26,10 +27,8 @@ from halfstep.engine.setup import (
     as_callbacks,
     as_optimizers,
     as_schedulers,
-    check_clipping,
     check_closure,
-    check_counts,
-    check_switches,
+    check_settings,
     checking_scaler,
     model_device,
     settle_scaler,
@@ -139,9 +138,17 @@ class MixedPrecision:
         check_weights(model)
         optimizers = as_optimizers(optimizer)
         check_parameters(model, optimizers)
-        check_clipping(max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
-        check_switches(skip_nonfinite=skip_nonfinite, restore_buffers=restore_buffers, closure=closure)
-        check_counts(accumulate=accumulate, retries=retries, max_consecutive_skips=max_consecutive_skips, diagnose_after=diagnose_after)
+        check_settings(
+            max_grad_norm=max_grad_norm,
+            max_grad_value=max_grad_value,
+            accumulate=accumulate,
+            retries=retries,
+            max_consecutive_skips=max_consecutive_skips,
+            diagnose_after=diagnose_after,
+            skip_nonfinite=skip_nonfinite,
+            restore_buffers=restore_buffers,
+            closure=closure,
+        )
         self.model = model
         self.optimizers, self.optimizer = optimizers, optimizers[0]
         self.scheduler = scheduler
@@ -158,8 +165,8 @@ class MixedPrecision:
         warn_of_emulation(lowest, device=self.device)
         self._closure = closure_kind(optimizers, closure=closure)
         check_closure(self._closure, optimizers=optimizers, ranks=self.ranks)
-        self._checker = checking_scaler(max_consecutive_skips=max_consecutive_skips) if self.scaler is None and skip_nonfinite else None
-        self._counting = self.scaler or self._checker
+        self.checker = checking_scaler(max_consecutive_skips=max_consecutive_skips) if self.scaler is None and skip_nonfinite else None
+        self._counting = self.scaler or self.checker
         schedulers, callbacks, gradients = as_schedulers(scheduler, optimizers=optimizers), as_callbacks(on_step), Gradients(optimizers)
         self._end = GradientStep(
             model=model,
@@ -175,7 +182,7 @@ class MixedPrecision:
             setup={"precision": str(self.policy), "accumulate": accumulate, "retries": retries, "optimizers": len(optimizers)},
         )
         self.policy_handle, self._region = attach(self.policy, model)
-        self._driver = StepDriver(
+        self.driver = StepDriver(
             model=model,
             optimizers=optimizers,
             gradients=gradients,
@@ -189,12 +196,12 @@ class MixedPrecision:
             callbacks=callbacks,
             recomputation=self.policy_handle.recomputation if self.policy_handle else nullcontext,
         )
-        self._driver.inquiry = None if diagnose_after is None else SkipInquiry(self, limit=diagnose_after)
+        self.driver.inquiry = None if diagnose_after is None else SkipInquiry(self, limit=diagnose_after)
 
     @property
     def diagnosis(self) -> Diagnosis | None:
         """What was found out last about skipped steps; `None` where nothing was."""
-        return None if self._driver.inquiry is None else self._driver.inquiry.diagnosis
+        return None if self.driver.inquiry is None else self.driver.inquiry.diagnosis
 
     def autocast(self) -> torch.autocast:
         """A new autocast region in the engine's precision; put the forward pass and the loss in it.
@@ -207,9 +214,9 @@ class MixedPrecision:
         """
         trains = torch.is_grad_enabled()  # Without gradients it is an evaluation, which belongs to no step.
         if trains:
-            self._driver.start()
-            self._driver.hold_until_last()
-        return StepRegion(self.device.type, region=self._region, on_error=self._driver.abandon if trains else None)
+            self.driver.start()
+            self.driver.hold_until_last()
+        return StepRegion(self.device.type, region=self._region, on_error=self.driver.abandon if trains else None)
 
     def micro_batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, one after the other, with the knowledge which of them is the last.
@@ -218,11 +225,11 @@ class MixedPrecision:
         there are, and on several ranks they are reduced once. With DistributedDataParallel the ranks may have come to different numbers of
         micro-batches in that group: all of them divide by the largest. It holds one batch more than the loop needs.
         """
-        return self._driver.lookahead(iter(loader))
+        return self.driver.lookahead(iter(loader))
 
     def discard(self) -> None:
         """Gives up the step in progress, for a loop that leaves out a batch: gradients and buffers are as if it had not begun."""
-        self._driver.abandon()
+        self.driver.abandon()
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of one micro-batch: the loss is divided by `accumulate` and multiplied by the loss scale.
@@ -239,8 +246,8 @@ class MixedPrecision:
                 the engine has to compute them several times, for `retries` or a closure.
             UnscaledBackwardError: Somebody else has written to the gradients since the last micro-batch.
         """
-        self._driver.check_backward(computes_again=self._closure != "none" or self.retries > 0, retries=self.retries)
-        self._driver.add(loss, divisor=self.accumulate)
+        check_backward(self.driver, computes_again=self._closure != "none" or self.retries > 0, retries=self.retries)
+        self.driver.add(loss, divisor=self.accumulate)
 
     def step(self) -> StepRecord | None:
         """Ends a micro-batch; after the last of a step it unscales, clips, steps the optimizer or skips, and clears the gradients.
@@ -257,8 +264,8 @@ class MixedPrecision:
         An exception in the optimizer, in one of its hooks or in the scheduler passes through; the gradients are cleared, and the next
         step starts afresh.
         """
-        self._driver.check_pending("step()")
-        return self._driver.finish() if self._driver.is_complete else None
+        self.driver.check_pending("step()")
+        return self.driver.finish() if self.driver.is_complete else None
 
     def flush(self) -> StepRecord | None:
         """Ends a step whose micro-batches are fewer than `accumulate`, at the end of an epoch; the gradients are the mean over those.
@@ -269,10 +276,10 @@ class MixedPrecision:
         Raises:
             StepOrderError: It was called inside an autocast region.
         """
-        if not self._driver.micro_batches:
+        if not self.driver.micro_batches:
             return None
-        self._driver.check_pending("flush()")
-        return self._driver.finish()
+        self.driver.check_pending("flush()")
+        return self.driver.finish()
 
     def train_step(self, fn: Callable[..., Tensor], *batch: Any) -> StepRecord:
         """One whole optimizer step.
@@ -296,15 +303,15 @@ class MixedPrecision:
 
         An exception in `fn` passes through; the gradients are cleared, and the next step starts afresh.
         """
-        self._driver.check_idle("train_step()")
+        check_idle(self.driver, "train_step()")
         if not callable(fn):
             raise InvalidTypeError(f"train_step(fn, *batch) takes the function that computes the loss first, not a {type(fn).__name__}.")
         check_no_autocast(self.device, call="train_step()")
         parts = [(batch, 1.0)] if self.accumulate == 1 else split_batch(batch, parts=self.accumulate)
-        inquiry = self._driver.inquiry
+        inquiry = self.driver.inquiry
         for attempt in range(self.retries + 1):
             random = RandomState.capture() if attempt < self.retries or (inquiry is not None and inquiry.is_near) else None
-            record = self._driver.attempt(lambda: self._compute(fn, parts), kind=self._closure)
+            record = self.driver.attempt(lambda: self._compute(fn, parts), kind=self._closure)
             if inquiry is not None:
                 inquiry.replay(fn, parts, random=random, record=record)
             if attempt == self.retries or not record.skipped:
@@ -317,7 +324,7 @@ class MixedPrecision:
         for part, share in parts:
             with self.autocast():
                 loss = fn(*part)
-            self._driver.add(loss, divisor=1 / share)
+            self.driver.add(loss, divisor=1 / share)
 
     def scale(self, tensor: Tensor) -> Tensor:
         """The tensor multiplied by the loss scale; as it is where losses are not scaled.
@@ -346,10 +353,10 @@ class MixedPrecision:
             StepOrderError: Micro-batches of this step are still to come, or none was seen.
             UnscaledBackwardError: There are gradients that `backward` did not compute.
         """
-        self._driver.check_pending("unscale_gradients()")
-        self._driver.check_complete("unscale_gradients()")
-        if not self._driver.unscaled:
-            self._driver.unscale()
+        self.driver.check_pending("unscale_gradients()")
+        check_complete(self.driver, "unscale_gradients()")
+        if not self.driver.unscaled:
+            self.driver.unscale()
 
     def stats(self) -> ScalerStats:
         """Steps and skips so far, exact; reading them waits for the device once.
@@ -357,7 +364,7 @@ class MixedPrecision:
         Raises:
             ConfigurationError: The scaler is one of torch's, which does not count.
         """
-        return engine_stats(self._counting, steps=self._driver.steps)
+        return engine_stats(self._counting, steps=self.driver.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """What this engine goes on from, beside model, optimizer and schedule: the scaler's state and the number of steps.
@@ -365,8 +372,8 @@ class MixedPrecision:
         Raises:
             StepOrderError: Micro-batches are pending, whose gradients are no part of it.
         """
-        self._driver.check_idle("state_dict()")
-        return engine_state(precision=self.precision, steps=self._driver.steps, scaler=self.scaler, checker=self._checker)
+        check_idle(self.driver, "state_dict()")
+        return engine_state(precision=self.precision, steps=self.driver.steps, scaler=self.scaler, checker=self.checker)
 
     def without_policy(self) -> AbstractContextManager[None]:
         """A block in which the model is as it was before the engine, for code that runs it under policies of its own."""
@@ -386,8 +393,8 @@ class MixedPrecision:
             InvalidTypeError: It is no dictionary, or an entry is of the wrong type.
             ConfigurationError: An entry is missing or not allowed. Nothing was changed.
         """
-        self._driver.check_idle("load_state_dict()")
-        self._driver.steps = load_engine_state(
-            state, precision=self.precision, scaler=self.scaler, checker=self._checker, adopt_settings=adopt_settings
+        check_idle(self.driver, "load_state_dict()")
+        self.driver.steps = load_engine_state(
+            state, precision=self.precision, scaler=self.scaler, checker=self.checker, adopt_settings=adopt_settings
         )
         self._end.compare_states = True

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
+from halfstep.errors import StepOrderError
 from halfstep.scaler import Scaling
 
 __all__ = ["Turn"]
@@ -34,6 +35,18 @@ class Turn:
         self._round.members.add(self._key)
         # An engine that is gone holds up nobody.
         finalize(self, self._round.remove, self._key).atexit = False
+
+    def check_settled(self) -> None:
+        """Accepts a moment in which the scale has moved by every step that was taken.
+
+        Raises:
+            StepOrderError: Some of the engines that share the scaler have stepped, and the scale waits for the others.
+        """
+        if self._round.stepped:
+            raise StepOrderError(
+                f"{len(self._round.stepped)} of the {len(self._round.members)} engines that share a loss scaler have stepped, and the "
+                "scale moves when all have: what it waits for is no part of a state. Save after the last of them has stepped."
+            )
 
     def begin(self) -> None:
         """The engine is about to compute its first scaled gradients of a step.

@@ -25,11 +25,9 @@ __all__ = [
     "as_callbacks",
     "as_optimizers",
     "as_schedulers",
-    "check_clipping",
     "check_closure",
-    "check_counts",
     "check_loss",
-    "check_switches",
+    "check_settings",
     "checking_scaler",
     "model_device",
     "settle_scaler",
@@ -160,7 +158,28 @@ def _without_record(callback: Callable[..., object]) -> Callable[[StepRecord], o
     return lambda _: callback()
 
 
-def check_switches(**switches: object) -> None:
+def check_settings(
+    *,
+    max_grad_norm: float | None,
+    max_grad_value: float | None,
+    accumulate: int,
+    retries: int,
+    max_consecutive_skips: int | None,
+    diagnose_after: int | None,
+    **switches: object,
+) -> None:
+    """Accepts the settings of an engine that need nothing else to be judged by; `switches` are those that are true or false.
+
+    Raises:
+        InvalidTypeError: One is of the wrong type.
+        ConfigurationError: One has a value that is not allowed.
+    """
+    _check_clipping(max_grad_norm=max_grad_norm, max_grad_value=max_grad_value)
+    _check_switches(**switches)
+    _check_counts(accumulate=accumulate, retries=retries, max_consecutive_skips=max_consecutive_skips, diagnose_after=diagnose_after)
+
+
+def _check_switches(**switches: object) -> None:
     """Accepts `True` and `False`.
 
     Raises:
@@ -181,7 +200,7 @@ def _check_scheduler(scheduler: object) -> None:
         raise InvalidTypeError(f"MixedPrecision(scheduler=...) takes an object with a step() method, not a {type(scheduler).__name__}.")
 
 
-def check_clipping(*, max_grad_norm: float | None, max_grad_value: float | None) -> None:
+def _check_clipping(*, max_grad_norm: float | None, max_grad_value: float | None) -> None:
     """Accepts positive numbers, or `None`; the norm may be infinite.
 
     Raises:
@@ -197,7 +216,7 @@ def check_clipping(*, max_grad_norm: float | None, max_grad_value: float | None)
             raise ConfigurationError(f"MixedPrecision({name}={value!r}): the largest allowed {what} must be above 0; None switches it off.")
 
 
-def check_counts(*, accumulate: int, retries: int, max_consecutive_skips: int | None, diagnose_after: int | None) -> None:
+def _check_counts(*, accumulate: int, retries: int, max_consecutive_skips: int | None, diagnose_after: int | None) -> None:
     """Accepts whole numbers: micro-batches from 1, retries from 0, skips in a row from 1 or `None`.
 
     Raises:

@@ -2,6 +2,18 @@
 
 from halfstep.records.audit import AUDIT_SCHEMA, Audit, KeptOperation, KeptReason, UnderflowSite
 from halfstep.records.base import AbstractRecord
+from halfstep.records.checkpoint import (
+    CHECKPOINT_SCHEMA,
+    CheckpointKind,
+    CheckpointRecord,
+    EngineRecord,
+    FileRecord,
+    FolderRecord,
+    Inspection,
+    Inspections,
+    PartRecord,
+    TensorRecord,
+)
 from halfstep.records.comparison import (
     SCHEMA,
     Comparison,
@@ -50,6 +62,7 @@ from halfstep.records.trace import (
 __all__ = [
     "AUDIT_SCHEMA",
     "CAUSES",
+    "CHECKPOINT_SCHEMA",
     "DIAGNOSIS_SCHEMA",
     "RUN_SCHEMA",
     "SCHEMA",
@@ -61,13 +74,20 @@ __all__ = [
     "Alert",
     "Audit",
     "Cause",
+    "CheckpointKind",
+    "CheckpointRecord",
     "Comparison",
     "Deviation",
     "Device",
     "Diagnosis",
     "EffectivePrecision",
+    "EngineRecord",
     "EpochSummary",
     "Experiment",
+    "FileRecord",
+    "FolderRecord",
+    "Inspection",
+    "Inspections",
     "Interval",
     "KeptOperation",
     "KeptReason",
@@ -84,6 +104,7 @@ __all__ = [
     "Outcome",
     "OverrideEffect",
     "OverrideStatus",
+    "PartRecord",
     "Phase",
     "PolicyEffect",
     "Precision",
@@ -101,6 +122,7 @@ __all__ = [
     "SourceLine",
     "StepRecord",
     "StuckTensor",
+    "TensorRecord",
     "TraceRecord",
     "Treatment",
     "UnderflowSite",

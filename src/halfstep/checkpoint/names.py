@@ -1,0 +1,69 @@
+"""What a model calls its parameters and buffers once its wrappers are taken off."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from halfstep._torch import own_modules, wrapped_module
+
+__all__ = ["canonical_names", "transient_buffers"]
+
+# Larger ones are tables that the model makes again, such as masks and positions.
+_LARGEST: Final = 65536
+
+
+def canonical_names(model: nn.Module, names: list[str]) -> dict[str, str]:
+    """For each name in a state of a model the one that it has without `DistributedDataParallel`, `torch.compile` and the like.
+
+    So what one run saved in a wrapper another loads without it.
+
+    Args:
+        model: The model, with its wrappers.
+        names: Keys of its `state_dict()`, or names of its parameters.
+
+    Example:
+        >>> model = nn.Sequential(nn.DataParallel(nn.Linear(1, 1)))
+        >>> canonical_names(model, list(model.state_dict()))
+        {'0.module.weight': '0.weight', '0.module.bias': '0.bias'}
+    """
+    prefixes: dict[str, str] = {}
+    _walk(model, "", "", prefixes, within=())
+    return {name: _canonical(name, prefixes) for name in names}
+
+
+def _walk(module: nn.Module, actual: str, canonical: str, prefixes: dict[str, str], *, within: tuple[int, ...]) -> None:
+    if id(module) in within:  # A module that holds itself, by way of its children.
+        return
+    prefixes[actual] = canonical
+    wrapped = wrapped_module(module)
+    inner = None if wrapped is None else wrapped[0]
+    for name, child in own_modules(module).items():
+        if child is not None:
+            _walk(child, f"{actual}{name}.", canonical if name == inner else f"{canonical}{name}.", prefixes, within=(*within, id(module)))
+
+
+def _canonical(name: str, prefixes: dict[str, str]) -> str:
+    prefix = name
+    while prefix:
+        prefix = prefix[: prefix.rstrip(".").rfind(".") + 1]
+        if prefix in prefixes:
+            return prefixes[prefix] + name[len(prefix) :]
+    return name
+
+
+def transient_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are no part of a model's state (`persistent=False`) and that training may write to, by the model's own names.
+
+    Left out are those with more than 65536 elements, and those that nobody can write to.
+    """
+    state = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in state and _may_change(buffer)}
+
+
+def _may_change(buffer: Tensor) -> bool:
+    if buffer.numel() > _LARGEST or type(buffer) is not Tensor or buffer.layout is not torch.strided or buffer.is_inference():
+        return False
+    return not any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))

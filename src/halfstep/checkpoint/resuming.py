@@ -1,0 +1,151 @@
+"""An engine's own state and the step that it was in the middle of, fitted to the engine of this run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from halfstep._torch import versions_in
+from halfstep.checkpoint.fitting import Fitting
+from halfstep.checkpoint.names import canonical_names, transient_buffers
+from halfstep.checkpoint.placing import shard_like
+from halfstep.checkpoint.reading import copied
+from halfstep.engine import MixedPrecision, StepProgress
+
+__all__ = ["fit_buffers", "fit_progress", "fit_state", "own_versions"]
+
+_GIVEN_UP = "that step is given up: its micro-batches are not learned from"
+
+
+def own_versions(model: nn.Module, saved: Any) -> dict[str, dict[str, Any]]:
+    """The versions that a model's modules had when it was saved, by the paths that they have in this run."""
+    versions = versions_in(saved)
+    if versions is None:
+        return {}
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    canonical = canonical_names(model, [f"{path}.x" if path else "x" for path in paths])
+    found = {path: canonical[f"{path}.x" if path else "x"][:-2] for path in paths}
+    return {path: versions[name] for path, name in found.items() if name in versions}
+
+
+def fit_buffers(model: nn.Module, saved: Mapping[str, Tensor], *, part: str, fitting: Fitting) -> dict[str, Tensor]:
+    """What to copy into the buffers that are no part of a model's state, by the model's own names.
+
+    Raises:
+        CheckpointError: One has another shape or type, unless that was allowed.
+    """
+    own = transient_buffers(model)
+    names = canonical_names(model, list(own))
+    values = {}
+    for name, buffer in own.items():
+        value = saved.get(names[name])
+        if value is None:
+            continue
+        if value.shape == buffer.shape and value.dtype == buffer.dtype:
+            values[name] = value
+        else:
+            there, here = ((tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in (value, buffer))
+            fitting.object(
+                f"The buffer {names[name]} of the {part} is {there} in the checkpoint, and {here} in this model.",
+                instead="it stays as this model made it",
+            )
+    return values
+
+
+def fit_state(engine: MixedPrecision, saved: Mapping[str, Any], *, policy: str, fitting: Fitting) -> dict[str, Any]:
+    """What to load into an engine besides the model and the optimizers.
+
+    Raises:
+        CheckpointError: The state of the loss scaler is missing, unless that was allowed.
+    """
+    state: dict[str, Any] = copied(dict(saved))
+    if policy != str(engine.policy):
+        fitting.notes.append(f"It was saved in {policy}, and this run goes on in {engine.policy}.")
+    scaler = engine.scaler
+    if scaler is None:
+        return state
+    if not state["scaler"]:
+        state["scaler"] = None
+        if "fp16" in policy:
+            fitting.object(
+                f"The checkpoint was saved in {policy} without the state of a loss scaler, which this run has. The loss scale would start "
+                f"afresh at {scaler.get_scale():g}: steps are skipped until it has fallen to where gradients are finite, and until it has "
+                "grown again small gradients are lost.",
+                instead="it starts afresh",
+            )
+        return state
+    own = scaler.state_dict()
+    differing = [
+        f"{name} {value!r} (there {state['scaler'][name]!r})"
+        for name, value in own.items()
+        if name in _SETTINGS and name in state["scaler"] and state["scaler"][name] != value
+    ]
+    if differing:
+        fitting.notes.append(f"The loss scaler keeps the settings of this run: {', '.join(differing)}.")
+    return state
+
+
+_SETTINGS = frozenset({"growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis", "static"})
+
+
+def fit_progress(
+    engine: MixedPrecision, saved: Any, *, setup: Mapping[str, Any], state: Mapping[str, Any], is_same: bool, fitting: Fitting
+) -> StepProgress | None:
+    """The step that was saved in the middle; `None` where it was saved between two.
+
+    Args:
+        engine: The engine.
+        saved: What was computed for that step.
+        setup: How the engine was set up then.
+        state: What will be loaded into the engine.
+        is_same: Whether as many ranks saved it as load it.
+        fitting: Notes what does not fit.
+
+    Raises:
+        CheckpointError: The step cannot be gone on with, unless that was allowed.
+    """
+    if saved is None:
+        return None
+    count, of = saved["micro_batches"], setup["accumulate"]
+    fault = _fault(engine, saved, setup=setup, state=state, is_same=is_same)
+    if fault:
+        fitting.object(f"The checkpoint was saved after {count} of {of} micro-batches of a step, and {fault}.", instead=_GIVEN_UP)
+        count = 0
+    model = engine.model
+    parameters = dict(model.named_parameters())
+    names = canonical_names(model, list(parameters))
+    buffers = canonical_names(model, [name for name, _ in model.named_buffers()])
+    gradients = saved["gradients"] if count else {}
+    held = saved["held_back"] if count else {}
+    loss = saved["loss"]
+    return StepProgress(
+        micro_batches=count,
+        loss=None if loss is None else loss.to(engine.device, copy=True),
+        gradients={
+            name: shard_like(parameters[name], gradients[names[name]].to(engine.device, copy=True))
+            for name in names
+            if names[name] in gradients
+        },
+        is_held=bool(count) and saved["is_held"],
+        held_back={name: held[names[name]].to(engine.device, copy=True) for name in names if names[name] in held},
+        began=saved["began"],
+        buffers={name: saved["buffers"][canonical] for name, canonical in buffers.items() if canonical in saved["buffers"]},
+    )
+
+
+def _fault(engine: MixedPrecision, saved: Mapping[str, Any], *, setup: Mapping[str, Any], state: Mapping[str, Any], is_same: bool) -> str:
+    """Why a step cannot be gone on with, after a comma; empty where it can."""
+    if not saved["micro_batches"]:
+        return ""
+    if not is_same:
+        return "this run has another number of ranks, whose gradients are others"
+    if setup["accumulate"] != engine.accumulate:
+        return f"this run has accumulate={engine.accumulate}"
+    if bool(state["scaler"]) != (engine.scaler is not None):
+        return f"this run is in {engine.precision}, with gradients of another scale"
+    known = set(canonical_names(engine.model, [name for name, _ in engine.model.named_parameters()]).values())
+    if unknown := [name for name in (*saved["gradients"], *saved["held_back"]) if name not in known]:
+        return f"this model has no {unknown[0]} that its gradient could belong to"
+    return ""

@@ -1,0 +1,153 @@
+"""One process writes what a run goes on from into one file."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from halfstep._torch import dense_parts, storage_key
+from halfstep.archive import part_of, publish, seal
+from halfstep.archive.wording import bytes_text
+from halfstep.checkpoint.contents import Contents
+from halfstep.checkpoint.trees import named, tensors_in
+from halfstep.errors import CheckpointError
+from halfstep.records import CheckpointRecord, PartRecord, TensorRecord
+
+__all__ = ["check_room", "clean_up", "record_of", "write_file", "write_sealed"]
+
+_saving: Final = threading.Lock()
+
+
+def write_file(contents: Contents, path: Path) -> None:
+    """Writes a checkpoint of one process; a reader sees the file that was there before or the whole new one, whatever happens.
+
+    Raises:
+        CheckpointError: It cannot be written. What was there before is untouched, and nothing is left behind.
+    """
+    part = part_of(path)
+    with clean_up(part):
+        write_sealed(contents, part, ranks=1, rank=0)
+        publish(part, path)
+
+
+def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> CheckpointRecord:
+    """Writes what a process has of a checkpoint into a file that says what is in it, with checksums; flushed to the disk.
+
+    Args:
+        contents: What it has.
+        path: The file, which must not exist.
+        ranks: How many processes save together.
+        rank: Which of them this is.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    record = record_of(contents, ranks=ranks, rank=rank)
+    check_room(path, sum(part.bytes for part in record.parts))
+    try:
+        # A file object rather than a path, so that the name of the file is no part of what is in it.
+        with path.open("xb", buffering=0) as file, _without_checksums():
+            torch.save(contents.tree, file)
+    except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError when a disk is full.
+        check_room(path, sum(part.bytes for part in record.parts), found=error)
+        raise CheckpointError(
+            f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Older checkpoints are untouched."
+        ) from error
+    seal(path, record)
+    return record
+
+
+@contextmanager
+def clean_up(part: Path) -> Iterator[None]:
+    """A block that writes a file or a folder aside: what it left unfinished is removed when it raises."""
+    try:
+        yield
+    except BaseException:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+        raise
+
+
+def check_room(path: Path, needed: int, *, found: Exception | None = None) -> None:
+    """Accepts a disk that has room for what is to be written.
+
+    Args:
+        path: Where.
+        needed: In bytes; what was written of it counts as free.
+        found: What went wrong while it was written; `None` before.
+
+    Raises:
+        CheckpointError: There is no room, or no such folder.
+    """
+    try:
+        free = shutil.disk_usage(path.parent).free
+        written = path.stat().st_size if path.exists() else 0
+    except OSError as error:
+        raise CheckpointError(f"Cannot write {path}: {error.strerror or error}.") from error
+    if free + (written if found is not None else 0) < needed:
+        raise CheckpointError(
+            f"The disk is full: {path.parent} has {bytes_text(free + written)} free, and this checkpoint needs {bytes_text(needed)}. "
+            "Nothing was saved; older checkpoints are untouched. Make room, keep fewer of them, or save elsewhere."
+        ) from found
+
+
+@contextmanager
+def _without_checksums() -> Iterator[None]:
+    """A block in which `torch.save` computes no checksums: it is slow at that, and `seal` does it while the file goes to the disk.
+
+    The setting is one of the whole process, so files that other threads save meanwhile have none, either; torch does not look at them.
+    """
+    with _saving:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            yield
+        finally:
+            torch.serialization.set_crc32_options(before)
+
+
+def record_of(contents: Contents, *, ranks: int, rank: int) -> CheckpointRecord:
+    """What a file says about itself."""
+    tensors = _tensor_records(contents.tree)
+    parts = {name: [tensor for _, tensor in tensors_in(value)] for name, value in contents.tree.items() if name not in ("format", "step")}
+    return CheckpointRecord(
+        step=contents.step,
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        halfstep=str(import_module("halfstep").__version__),  # The face of the package stands above all layers.
+        torch=torch.__version__,
+        python=platform.python_version(),
+        device=contents.device,
+        ranks=ranks,
+        rank=rank,
+        engines=contents.engines,
+        parts=tuple(PartRecord(name=name, tensors=len(held), bytes=sum(map(_bytes, held))) for name, held in parts.items()),
+        tensors=tensors,
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return sum(part.nbytes for part in dense_parts(tensor))
+
+
+def _tensor_records(tree: dict[str, Any]) -> tuple[TensorRecord, ...]:
+    """Each tensor with the record of the file that holds it: `torch.save` numbers memory in the order in which it meets it."""
+    numbers: dict[int, int] = {}
+    records = []
+    for place, tensor in tensors_in(tree):
+        held = [numbers.setdefault(storage_key(part), len(numbers)) for part in dense_parts(tensor)]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        storage = ",".join(f"data/{number}" for number in held)
+        records.append(TensorRecord(name=named(place), dtype=dtype, shape=tuple(tensor.shape), storage=storage))
+    return tuple(records)
