@@ -80,11 +80,12 @@ class RandomState:
         Raises:
             ConfigurationError: NumPy's global generator is of a kind that it cannot be put back into.
         """
-        kind, keys, position, has_gauss, gauss = self.numpy if isinstance(self.numpy, tuple) else (self.numpy["bit_generator"], *[None] * 4)
-        if kind != _NUMPYS:
+        if not isinstance(self.numpy, tuple):
             raise ConfigurationError(
-                f"NumPy's global random generator is a {kind}. Only {_NUMPYS}, which it is by default, can be put back."
+                f"NumPy's global random generator is a {self.numpy['bit_generator']}, which cannot be put back. Use {_NUMPYS}, as it "
+                "is by default."
             )
+        kind, keys, position, has_gauss, gauss = self.numpy
         version, internal, next_gauss = self.python
         return {
             "python": [version, list(internal), next_gauss],

@@ -124,11 +124,8 @@ def variants(content: bytes, *, count: int, seed: int) -> Iterator[tuple[str, by
     chance = random.Random(seed)
     made = 0
     while made < count:
-        way = WAYS[0] if made % 2 else WAYS[made // 2 % len(WAYS)]
+        way = flip if made % 2 else WAYS[made // 2 % len(WAYS)]
         changed = way(content, chance)
-        if changed != content:
+        if changed != content:  # A page of zeros may have been one before.
             made += 1
             yield way.__name__, changed
-        else:
-            # Such as a page of zeros that is zeros.
-            made += 0

@@ -122,6 +122,13 @@ def test_an_archive_whose_end_is_cut_may_be_anyones(tmp_path: Path) -> None:
         verify(path)
 
 
+@pytest.mark.parametrize("said", ["halfstep: it went well", "halfstep:" + 60 * "0", "halfstep.json"])
+def test_what_only_speaks_of_halfstep_is_not_ours(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "last.pt"
+    torch.save({"said": said}, path)
+    assert foreign_kind(path) == TORCH
+
+
 def test_a_large_archive_is_known_by_its_table(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save({number: torch.zeros(1) for number in range(2000)}, path)

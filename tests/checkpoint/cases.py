@@ -220,7 +220,7 @@ class Tied(nn.Module):
         self.again = self.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.again(self.second(self.norm(self.first(x)))).mean(1, keepdim=True)
+        return self.again(self.second(self.norm(self.first(x)))).mean(1, keepdim=True)  # type: ignore[no-any-return]
 
 
 class ChannelsLast(nn.Module):

@@ -172,7 +172,7 @@ def test_an_average_and_the_position_in_the_data_are_kept_beside_it(tmp_path: Pa
 
     def made() -> tuple[MixedPrecision, nn.Module, torch.Generator]:
         model = nn.Linear(6, 1)
-        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         amp = engine(model, optimizer, "bf16", on_step=lambda: average.update_parameters(model))
         return amp, average, torch.Generator().manual_seed(5)
@@ -205,7 +205,7 @@ def test_a_model_that_has_its_shapes_by_its_first_batch(tmp_path: Path) -> None:
 
 def test_a_buffer_that_is_in_no_state_is_as_it_was(tmp_path: Path) -> None:
     made = with_model(Moving, accumulate=1)
-    assert skips(sweep(made, at=range(9), folder=tmp_path, steps=10)) == [0, 1, 2, 3, 4, 5]
+    assert skips(sweep(made, at=range(9), folder=tmp_path, steps=10)) == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize(("killed_at", "background"), [(7, "foreground"), (16, "background")])

@@ -35,6 +35,16 @@ def write_folder_record(folder: Path, record: FolderRecord) -> None:
 
     Raises:
         CheckpointError: It cannot be written.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from halfstep.records import CheckpointRecord
+        >>> checkpoint = CheckpointRecord(step=100, time="2026-01-31T12:00:00+00:00", halfstep="0.1.0", torch="2.13.0", python="3.11.2",
+        ...     device="cpu", ranks=2, rank=0, engines=(), parts=(), tensors=())
+        >>> folder = Path(mkdtemp())
+        >>> write_folder_record(folder, FolderRecord(checkpoint=checkpoint, files=()))
+        >>> read_folder(folder).checkpoint == checkpoint
+        True
     """
     path = folder / FOLDER_FILE
     text = record.to_json().encode()
@@ -138,6 +148,12 @@ def verify_stretches(folder: Path, files: Sequence[FileRecord]) -> None:
     Raises:
         CheckpointError: A file cannot be read.
         DamagedCheckpointError: A stretch is not what was saved; the message names it.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> folder = Path(mkdtemp())
+        >>> _ = (folder / "__0_0.distcp").write_bytes(b"123456789")
+        >>> verify_stretches(folder, [FileRecord(file="__0_0.distcp", offset=0, length=9, crc32=0xCBF43926, name="model.weight")])
     """
     for name, stretches in _by_file(files):
         path = folder / name

@@ -20,6 +20,8 @@ _TABLE: Final = 1 << 20
 
 _TORCH: Final = "a file that torch.save wrote. Its scaler can be read with halfstep.import_scaler_state"
 _ZIP: Final = b"PK\x03\x04"
+_END: Final = b"PK\x05\x06"
+_SEAL: Final = re.compile(b"%b[0-9a-f]{%d}" % (COMMENT, DIGITS))
 
 # What the records of an archive tell, the most telling ones first.
 _MEMBERS: Final = (
@@ -77,11 +79,10 @@ def refuse_foreign(file: FileIO, path: Path) -> None:
     if not any(head):
         raise damaged(path, "it begins with zeros, as a file does that was not yet on disk when the machine failed")
     tail = _tail(file, path, size)
-    end = tail.rfind(COMMENT)
-    if end < 0 or b"PK\x05\x06" not in tail:
+    if _END not in tail:
         raise cut_short(path)
-    more = len(tail) - end - len(COMMENT) - DIGITS
-    if more > 0:
+    more = min((len(tail) - seal.end() for seal in _SEAL.finditer(tail)), default=0)
+    if more:
         raise damaged(path, f"there {'is 1 byte' if more == 1 else f'are {more:,} bytes'} behind its end record")
 
 
@@ -89,7 +90,7 @@ def _kind(file: FileIO, path: Path) -> str:
     size = size_of(file)
     head = read_at(file, path, offset=0, length=min(size, 4096))
     tail = _tail(file, path, size)
-    if not any(head) or COMMENT in tail or f"/{MANIFEST}".encode() in tail:
+    if not any(head) or _SEAL.search(tail) or f"/{MANIFEST}".encode() in tail:
         return ""
     if head[:4] == _ZIP[: len(head)]:
         return _archive_kind(file, path, tail)
@@ -104,7 +105,7 @@ def _tail(file: FileIO, path: Path, size: int) -> bytes:
 
 def _archive_kind(file: FileIO, path: Path, tail: bytes) -> str:
     """What sort of zip archive it is; empty where its end is missing, so that it may have been ours."""
-    end = tail.rfind(b"PK\x05\x06")
+    end = tail.rfind(_END)
     if end < 0 or len(tail) < end + 22:
         return ""
     length = min(int.from_bytes(tail[end + 12 : end + 16], "little"), _TABLE)

@@ -34,6 +34,17 @@ def seal(path: Path, record: CheckpointRecord) -> None:
 
     Raises:
         CheckpointError: It cannot be written, as the disk is full, say, or is no file that `torch.save` wrote.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import mkdtemp
+        >>> from halfstep.archive import verify
+        >>> path = Path(mkdtemp(), "step-00000100.pt")
+        >>> torch.save({"weight": torch.ones(2)}, path)
+        >>> seal(path, CheckpointRecord(step=100, time="2026-01-31T12:00:00+00:00", halfstep="0.1.0", torch="2.13.0", python="3.11.2",
+        ...     device="cpu", ranks=1, rank=0, engines=(), parts=(), tensors=()))
+        >>> verify(path).step, torch.load(path, weights_only=True)["weight"].sum()
+        (100, tensor(2.))
     """
     manifest = record.to_json().encode()
     if len(manifest) > LARGEST_MANIFEST:

@@ -187,8 +187,8 @@ def publish(part: Path, path: Path) -> None:
     """Gives a checkpoint that is wholly written its name, and returns when that is on disk.
 
     A file takes the place of an older one at once: whoever reads sees the one or the other. A folder cannot: the older one is renamed,
-    the new one takes its name, and the older one is removed. A machine that fails between the first two leaves both, under names
-    that begin with a dot.
+    the new one takes its name, and the older one is removed. A machine that fails in the instant between the first two leaves both under
+    names that `clear_parts` removes, so that this step has no checkpoint; those of other steps are untouched.
 
     Args:
         part: The checkpoint, a file or a folder, in the folder of `path`: `part_of(path)`.

@@ -146,12 +146,18 @@ class Checkpointer:
             return
         earlier = [path for number, path in checkpoints_in(self.folder) if number <= step]
         for path in earlier[self.keep :]:
-            remove(path)
+            try:
+                remove(path)
+            except FileNotFoundError:  # Somebody else has removed it.
+                continue
+            except OSError as error:
+                raise CheckpointError(f"That of step {step} is saved, but {path} cannot be removed: {error.strerror or error}.") from error
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints in the folder, the newest first. Whether they are valid is found out when one is loaded."""
         self.wait()
-        return [path for _, path in checkpoints_in(self.folder)]
+        found: list[Path] = self._on_first(lambda: [path for _, path in checkpoints_in(self.folder)])
+        return found
 
     def resume(self, *, strict: bool = True) -> CheckpointInfo | None:
         """Has the run go on from the newest valid checkpoint. Those that are damaged are said in a warning, and left where they are.
@@ -167,10 +173,8 @@ class Checkpointer:
             CheckpointError: The newest valid one does not fit this run.
             StepOrderError: An engine is in the middle of a step.
         """
-        self.wait()
-        paths: list[Path] = self._on_first(lambda: [path for _, path in checkpoints_in(self.folder)])
         faults: list[str] = []
-        for path in paths:
+        for path in self.checkpoints():
             try:
                 return load_into(self._engines, path, strict=strict, stacklevel=3)
             except DamagedCheckpointError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 

@@ -57,9 +57,11 @@ def write_folder(contents: Contents, path: Path, *, rank: int, ranks: int, group
             files = (*files, *(each for _, each in own))
         record = own[0][0]
         on_all_ranks(lambda: _finish(record, files, contents, part, path) if rank == 0 else None, group=group, failure=failure)
-    except BaseException:
+    except BaseException as error:
         if rank == 0:
             shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, CheckpointError):  # Users know nothing of the name that it was written under.
+            raise CheckpointError(str(error).replace(str(part), str(path))) from error
         raise
 
 

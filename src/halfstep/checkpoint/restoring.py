@@ -180,8 +180,8 @@ def plan_for(engines: Mapping[str, MixedPrecision], loaded: Loaded, *, strict: b
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{loaded.path} cannot be loaded into this run: {type(error).__name__}: {error}. Nothing was changed. Either it is not of the form "
-            "that halfstep writes, or code of the model or of an optimizer, such as a hook, has raised that."
+            f"{loaded.path} cannot be loaded into this run: {type(error).__name__}: {error}. Nothing was changed. Either it is not of the "
+            "form that halfstep writes, or code of the model or of an optimizer, such as a hook, has raised that."
         ) from error
     _compare_places(loaded, device=next(iter(engines.values())).device.type, fitting=fitting)
     return Plan(engines=plans, random=_fit_random(random, loaded, fitting=fitting), fitting=fitting)

@@ -98,6 +98,8 @@ def _boxes(target: Tensor) -> list[Box]:
     kind = dtensor_type()
     if kind is None or not isinstance(target, kind):
         return [Box(offsets=(0,) * target.dim(), sizes=tuple(target.shape))]
+    if target.device_mesh.get_coordinate() is None:
+        return []
     # DTensor's answer to torch.distributed.checkpoint, whose public functions give it only together with a plan.
     chunks: list[Any] = target.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return [Box(offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes)) for chunk in chunks]
