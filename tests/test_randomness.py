@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from halfstep.errors import ConfigurationError
 from halfstep.randomness import RandomState, seed_everything
 
 Draw = Callable[[], list[float]]
@@ -150,3 +153,40 @@ def test_without_cuda_no_cuda_state_is_kept() -> None:
     if torch.cuda.is_available():
         pytest.skip("CUDA is here")
     assert RandomState.capture().cuda == ()
+
+
+@every_generator
+def test_a_state_as_plain_values_is_the_same(draw: Draw, tmp_path: Path) -> None:
+    seed_everything(5)
+    draw()  # Such as the second of two normal numbers, which a generator keeps for the next call.
+    torch.save(RandomState.capture().to_plain(), tmp_path / "state.pt")
+    expected = [draw(), draw()]
+    seed_everything(6)
+    RandomState.from_plain(torch.load(tmp_path / "state.pt", weights_only=True)).restore()
+    assert [draw(), draw()] == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("python", [3, [1, 2], None]),
+        ("python", None),
+        ("numpy", ["MT19937", torch.zeros(3), 0, 0, 0.0]),
+        ("cpu", torch.zeros(3, dtype=torch.uint8)),
+        ("cuda", [torch.zeros(3)]),
+        ("cuda", [None]),
+    ],
+)
+def test_what_is_no_state_is_refused(entry: str, value: object) -> None:
+    seed_everything(5)
+    plain = {**RandomState.capture().to_plain(), entry: value}
+    before = RandomState.capture().to_plain()
+    with pytest.raises(ConfigurationError, match="no state of the random generators"):
+        RandomState.from_plain(plain)
+    assert repr(RandomState.capture().to_plain()) == repr(before)
+
+
+def test_numpys_other_generators_cannot_be_kept() -> None:
+    state = replace(RandomState.capture(), numpy={"bit_generator": "PCG64", "state": {}})
+    with pytest.raises(ConfigurationError, match=r"is a PCG64, which cannot be put back\. Use MT19937"):
+        state.to_plain()

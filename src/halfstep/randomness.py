@@ -118,7 +118,7 @@ class RandomState:
                 cuda=tuple(plain["cuda"]),
             )
             state._check()
-        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ConfigurationError(f"This is no state of the random generators: {error}") from error
         return state
 
@@ -127,5 +127,5 @@ class RandomState:
         random.Random().setstate(self.python)
         np.random.RandomState().set_state(self.numpy)
         torch.Generator().set_state(self.cpu)
-        if not all(isinstance(state, torch.Tensor) and state.dtype is torch.uint8 for state in self.cuda):
+        if any(state.dtype is not torch.uint8 for state in self.cuda):
             raise TypeError("a state of a CUDA generator is a tensor of bytes")

@@ -12,4 +12,5 @@ def storage_key(tensor: torch.Tensor) -> int:
 
     Private: `UntypedStorage._cdata`, because the public `data_ptr()` is 0 for every empty one. Seen on torch 2.9 to 2.13.
     """
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key

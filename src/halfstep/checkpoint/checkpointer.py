@@ -84,6 +84,8 @@ class Checkpointer:
         self.every = every
         self.keep = keep
         self._ranks = common_ranks(self._engines)
+        self._later_are_known = False
+        self._damaged: set[Path] = set()
         self._writer = Writer(self._ranks, in_background=background)
         self._on_first(self._prepare)
 
@@ -137,8 +139,24 @@ class Checkpointer:
         path = self.folder / checkpoint_name(check_step(step), kind="file" if self._ranks is None else "folder")
         self._writer.wait()
         contents = captured(self._engines, step=step, extra=extra() if callable(extra) else extra, ranks=self._ranks, path=path)
+        self._tell_of_later(step)
         self._writer.write(contents, path, afterwards=lambda: self._rotate(step))
         return path
+
+    def _tell_of_later(self, step: int) -> None:
+        """Says once that `resume` would not go on from what is saved now, but from what a run saved that was left."""
+        if self._later_are_known:
+            return
+        self._later_are_known = True
+        found: list[tuple[int, Path]] = self._on_first(lambda: checkpoints_in(self.folder))
+        later = [number for number, path in found if number > step and path not in self._damaged]
+        if later:
+            warnings.warn(
+                f"{self.folder} holds checkpoints of later steps, up to {later[0]}, than that of step {step}, which is saved now. resume() "
+                "goes on from the highest step: remove those, or use another folder for a run that went back to an earlier one.",
+                HalfstepWarning,
+                stacklevel=3,
+            )
 
     def _rotate(self, step: int) -> None:
         """Removes all but the newest. Those of later steps are none of this run: somebody went back to an earlier one."""
@@ -179,6 +197,7 @@ class Checkpointer:
                 return load_into(self._engines, path, strict=strict, stacklevel=3)
             except DamagedCheckpointError as error:
                 faults.append(str(error))
+                self._damaged.add(path)
                 warnings.warn(f"{error} An earlier checkpoint is used, if there is a valid one.", HalfstepWarning, stacklevel=2)
         if faults:
             raise DamagedCheckpointError(

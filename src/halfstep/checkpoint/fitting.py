@@ -91,7 +91,7 @@ def _is_fixed(name: str, value: Any, own: Any) -> bool:
     Raises:
         CheckpointError: It is another.
     """
-    if not isinstance(own, Tensor) or own.layout is not torch.strided or not isinstance(value, Tensor):
+    if not isinstance(own, Tensor) or not isinstance(value, Tensor) or nn.parameter.is_lazy(own) or own.layout is not torch.strided:
         return False
     if not any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True)):
         return False

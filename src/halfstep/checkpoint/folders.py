@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from halfstep.archive import checksum, part_of, publish, read_folder, verify, verify_stretches, write_folder_record
+from halfstep.archive import checksum, part_of, publish, read_folder, read_record, verify, verify_stretches, write_folder_record
 from halfstep.checkpoint.contents import Contents
 from halfstep.checkpoint.ranks import on_all_ranks
 from halfstep.checkpoint.reading import Loaded, read_tree
@@ -145,6 +145,7 @@ def read_spread(path: Path, engines: Mapping[str, MixedPrecision], *, rank: int,
     kept: list[Loaded] = []
 
     def read() -> None:
+        read_record(path)  # It knows the sizes of all files, where a rank verifies stretches of some.
         folder = read_folder(path)
         verify_stretches(path, folder.files[rank::ranks])
         then = folder.checkpoint.ranks

@@ -15,7 +15,7 @@ from halfstep.checkpoint.reading import Loaded, copied, read_file
 from halfstep.checkpoint.restoring import Plan, plan_for
 from halfstep.checkpoint.saving import common_ranks, path_of
 from halfstep.distributed import Ranks
-from halfstep.engine import MixedPrecision, progress_of
+from halfstep.engine import MixedPrecision, micro_batches_of
 from halfstep.errors import InvalidTypeError, StepOrderError
 from halfstep.records import CheckpointRecord
 
@@ -100,11 +100,10 @@ def load_into(engines: Mapping[str, MixedPrecision], path: Path, *, strict: bool
 
 
 def _check_between_steps(engine: MixedPrecision) -> None:
-    progress = progress_of(engine)
-    if progress is not None and progress.micro_batches:
+    if seen := micro_batches_of(engine):
         raise StepOrderError(
-            f"load_checkpoint() was called after {progress.micro_batches} of accumulate={engine.accumulate} micro-batches, whose gradients "
-            "would be lost. Call it before the first, or give that step up with discard()."
+            f"A checkpoint was loaded after {seen} of accumulate={engine.accumulate} micro-batches, whose gradients "
+            "would be lost. Load it before the first, or give that step up with discard()."
         )
 
 

@@ -2,7 +2,7 @@
 
 from halfstep.engine.guard import is_driven, times_driven
 from halfstep.engine.mixed_precision import MixedPrecision
-from halfstep.engine.progress import StepProgress, go_on_from, progress_of, state_of
+from halfstep.engine.progress import StepProgress, go_on_from, micro_batches_of, progress_of, state_of
 from halfstep.engine.recording import Recorder, step_observers
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "StepProgress",
     "go_on_from",
     "is_driven",
+    "micro_batches_of",
     "progress_of",
     "state_of",
     "step_observers",

@@ -240,7 +240,7 @@ class StepDriver:
     def progress(self) -> StepProgress | None:
         """What has been computed for the step in progress so far; `None` between two steps."""
         if self.unscaled:
-            raise StepOrderError("A state was asked for between unscale_gradients() and step(). Call step() first.")
+            raise StepOrderError("The step in progress cannot be saved between unscale_gradients() and step(). Call step() first.")
         if self._turn is not None:
             self._turn.check_settled()
         if self._started is None:

@@ -13,7 +13,7 @@ from halfstep.engine.state import engine_state
 if TYPE_CHECKING:
     from halfstep.engine.mixed_precision import MixedPrecision
 
-__all__ = ["StepProgress", "go_on_from", "progress_of", "state_of"]
+__all__ = ["StepProgress", "go_on_from", "micro_batches_of", "progress_of", "state_of"]
 
 
 @final
@@ -49,6 +49,11 @@ def progress_of(engine: MixedPrecision) -> StepProgress | None:
         StepOrderError: The gradients are unscaled already, or an engine that shares the scaler has stepped and another has not.
     """
     return engine.driver.progress()
+
+
+def micro_batches_of(engine: MixedPrecision) -> int:
+    """How many micro-batches of the step in progress an engine has seen; 0 between two steps."""
+    return engine.driver.micro_batches
 
 
 def state_of(engine: MixedPrecision) -> dict[str, Any]:
