@@ -230,7 +230,8 @@ def test_parameters_in_another_order_are_found_by_name(tmp_path: Path) -> None:
         model = net()
         decayed: list[Any] = [parameter for parameter in model.parameters() if parameter.dim() > 1]
         others: list[Any] = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-        return engine(model, torch.optim.AdamW([{"params": order(decayed), "weight_decay": 0.3}, {"params": order(others)}], lr=0.01))
+        groups: list[dict[str, Any]] = [{"params": order(decayed), "weight_decay": 0.3}, {"params": order(others)}]
+        return engine(model, torch.optim.AdamW(groups, lr=0.01))
 
     amp = made(list)
     path = saved(amp, tmp_path)

@@ -15,13 +15,13 @@ from halfstep.checkpoint.names import canonical_names, transient_buffers
 from halfstep.checkpoint.spreading import Spread, optimizer_parameters, part_name
 from halfstep.checkpoint.trees import plain
 from halfstep.distributed import Ranks, local_tensor
-from halfstep.engine import MixedPrecision, StepProgress, progress_of, state_of
+from halfstep.engine import MixedPrecision, StepProgress, progress_of, state_of, trained_parameters
 from halfstep.errors import CheckpointError, ConfigurationError, InvalidTypeError
 from halfstep.randomness import RandomState
 from halfstep.records import EngineRecord
 from halfstep.scaler import LossScaler
 
-__all__ = ["FORMAT", "Contents", "as_engines", "capture", "model_state", "schedulers_of"]
+__all__ = ["FORMAT", "Contents", "as_engines", "capture", "model_state", "outside_parameters", "schedulers_of"]
 
 # The first entry of what is saved.
 FORMAT: Final = "halfstep checkpoint 1"
@@ -125,6 +125,7 @@ def _engine_parts(engine: MixedPrecision) -> dict[str, Any]:
     return {
         "model": model_state(engine.model),
         "buffers": _renamed(engine.model, transient_buffers(engine.model)),
+        "parameters": outside_parameters(engine),
         # One is as torch's own load_state_dict() takes it.
         "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
         "scheduler": schedulers[0] if len(schedulers) == 1 else schedulers or None,
@@ -177,6 +178,12 @@ def _plain_progress(progress: StepProgress, model: nn.Module) -> dict[str, Any]:
         "held_back": _renamed(model, progress.held_back),
         "buffers": _renamed(model, progress.buffers),
     }
+
+
+def outside_parameters(engine: MixedPrecision) -> dict[str, Tensor]:
+    """What the optimizers train beside the model, such as the weights of a loss, by its place in them."""
+    own = {id(parameter) for parameter in engine.model.parameters()}
+    return {name: parameter for name, parameter in trained_parameters(engine).items() if id(parameter) not in own}
 
 
 def _renamed(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

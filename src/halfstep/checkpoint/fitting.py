@@ -21,7 +21,7 @@ _SHOWN: Final = 5
 
 # How an optimizer computes, which is this run's business, and what moves by a schedule, which need not be told.
 _HOW: Final = ("fused", "foreach", "capturable", "differentiable")
-_SCHEDULED: Final = frozenset(
+_MOVING: Final = frozenset(
     {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas", "params", "param_names"}
 )
 
@@ -189,8 +189,10 @@ def _new_places(then: Sequence[Any], now: Sequence[Any]) -> dict[int, int]:
 
 def _fit_group(saved: Mapping[str, Any], own: Mapping[str, Any], *, part: str, number: int, fitting: Fitting) -> dict[str, Any]:
     kept = {key: own[key] for key in (*_HOW, "params", "param_names") if key in own}
+    # Where something schedules the learning rate, the one that it started from tells whether the script was changed.
+    moving = _MOVING - {"initial_lr" if "initial_lr" in saved and "initial_lr" in own else "" if "initial_lr" in (*saved, *own) else "lr"}
     for key, value in saved.items():
-        if key not in kept and key not in _SCHEDULED and key in own and type(value) is type(own[key]) and value != own[key]:
+        if key not in kept and key not in moving and key in own and type(value) is type(own[key]) and value != own[key]:
             fitting.notes.append(
                 f"{key} of the {part} (group {number}) is {value!r} in the checkpoint, and {own[key]!r} in this run: the checkpoint's is "
                 "used, as load_state_dict() of an optimizer does. To change it, set it after loading."

@@ -16,7 +16,7 @@ from halfstep._torch import loads_by_itself, set_versions, versions_in
 from halfstep.checkpoint.contents import schedulers_of
 from halfstep.checkpoint.fitting import Fitting, fit_model, fit_optimizer, fit_schedulers
 from halfstep.checkpoint.reading import Loaded, copied
-from halfstep.checkpoint.resuming import fit_buffers, fit_progress, fit_state, own_versions
+from halfstep.checkpoint.resuming import fit_buffers, fit_outside, fit_progress, fit_state, own_versions
 from halfstep.checkpoint.spreading import part_name
 from halfstep.engine import MixedPrecision, StepProgress, go_on_from, state_of
 from halfstep.errors import CheckpointError, HalfstepError, HalfstepWarning
@@ -33,7 +33,7 @@ class EnginePlan:
     Attributes:
         engine: The engine.
         model: For the model, by its own names.
-        buffers: For buffers that are no part of the model's state, by its own names.
+        copies: Tensors that are no part of the model's state, each with what is to be copied into it.
         versions: Those of the model's modules, by path.
         optimizers: For each optimizer; `None` where it stays as it is.
         schedulers: For each scheduler; `None` where they stay as they are.
@@ -43,7 +43,7 @@ class EnginePlan:
 
     engine: MixedPrecision
     model: Mapping[str, Any]
-    buffers: Mapping[str, Tensor]
+    copies: Sequence[tuple[Tensor, Tensor]]
     versions: Mapping[str, dict[str, Any]]
     optimizers: Sequence[dict[str, Any] | None]
     schedulers: Sequence[Any] | None
@@ -140,10 +140,9 @@ def _load_model(plan: EnginePlan, *, undo: ExitStack) -> None:
     if plan.versions:
         set_versions(values := _Versioned(values), plan.versions)
     model.load_state_dict(values, strict=False)
-    own = dict(model.named_buffers())
-    for name, value in plan.buffers.items():
-        undo.callback(_write, own[name], own[name].clone())
-        _write(own[name], value)
+    for target, value in plan.copies:
+        undo.callback(_write, target, target.detach().clone())
+        _write(target, value)
 
 
 def _write(target: Tensor, value: Tensor) -> None:
@@ -221,7 +220,10 @@ def _engine_plan(name: str, engine: MixedPrecision, loaded: Loaded, *, fitting: 
     return EnginePlan(
         engine=engine,
         model=model,
-        buffers=fit_buffers(engine.model, part("buffers"), part=part_name(name, "model"), fitting=fitting),
+        copies=[
+            *fit_buffers(engine.model, part("buffers"), fitting=fitting),
+            *fit_outside(engine, part("parameters"), fitting=fitting),
+        ],
         versions=own_versions(engine.model, part("model")),
         optimizers=optimizers,
         schedulers=schedulers,

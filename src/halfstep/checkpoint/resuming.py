@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from halfstep._torch import versions_in
+from halfstep.checkpoint.contents import outside_parameters
 from halfstep.checkpoint.fitting import Fitting
 from halfstep.checkpoint.names import canonical_names, transient_buffers
 from halfstep.checkpoint.placing import shard_like
 from halfstep.checkpoint.reading import copied
-from halfstep.engine import MixedPrecision, StepProgress
+from halfstep.engine import MixedPrecision, StepProgress, trained_parameters
 
-__all__ = ["fit_buffers", "fit_progress", "fit_state", "own_versions"]
+__all__ = ["fit_buffers", "fit_outside", "fit_progress", "fit_state", "own_versions"]
 
 _GIVEN_UP = "that step is given up: its micro-batches are not learned from"
 
@@ -30,28 +31,50 @@ def own_versions(model: nn.Module, saved: Any) -> dict[str, dict[str, Any]]:
     return {path: versions[name] for path, name in found.items() if name in versions}
 
 
-def fit_buffers(model: nn.Module, saved: Mapping[str, Tensor], *, part: str, fitting: Fitting) -> dict[str, Tensor]:
-    """What to copy into the buffers that are no part of a model's state, by the model's own names.
+def fit_buffers(model: nn.Module, saved: Mapping[str, Tensor], *, fitting: Fitting) -> list[tuple[Tensor, Tensor]]:
+    """The buffers that are no part of a model's state, each with what to copy into it.
 
-    Raises:
-        CheckpointError: One has another shape or type, unless that was allowed.
+    One that has grown since, as a cache does, is left as the model made it.
     """
     own = transient_buffers(model)
     names = canonical_names(model, list(own))
-    values = {}
+    pairs = []
     for name, buffer in own.items():
         value = saved.get(names[name])
-        if value is None:
-            continue
-        if value.shape == buffer.shape and value.dtype == buffer.dtype:
-            values[name] = value
-        else:
-            there, here = ((tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in (value, buffer))
-            fitting.object(
-                f"The buffer {names[name]} of the {part} is {there} in the checkpoint, and {here} in this model.",
-                instead="it stays as this model made it",
+        if value is not None and _fits(value, buffer):
+            pairs.append((buffer, value))
+        elif value is not None:
+            fitting.notes.append(
+                f"The buffer {names[name]}, which is no part of the model's state, is {_kind(value)} in the checkpoint, and {_kind(buffer)} in "
+                "this run: it stays as the model made it."
             )
-    return values
+    return pairs
+
+
+def fit_outside(engine: MixedPrecision, saved: Mapping[str, Tensor], *, fitting: Fitting) -> list[tuple[Tensor, Tensor]]:
+    """The tensors that an engine trains beside its model, each with what to copy into it.
+
+    Raises:
+        CheckpointError: One is missing, or has another shape or type, unless that was allowed.
+    """
+    pairs = []
+    for name, tensor in outside_parameters(engine).items():
+        value = saved.get(name)
+        if value is not None and _fits(value, tensor):
+            pairs.append((tensor, value))
+        else:
+            there = "missing" if value is None else _kind(value)
+            fault = f"The trained tensor of {name}, which is none of the model's, is {there} in the checkpoint, and {_kind(tensor)} in this run."
+            fitting.object(fault, instead="it stays as this run made it")
+    return pairs
+
+
+def _fits(value: Tensor, tensor: Tensor) -> bool:
+    return value.shape == tensor.shape and value.dtype == tensor.dtype
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 def fit_state(engine: MixedPrecision, saved: Mapping[str, Any], *, policy: str, fitting: Fitting) -> dict[str, Any]:
@@ -114,7 +137,7 @@ def fit_progress(
         fitting.object(f"The checkpoint was saved after {count} of {of} micro-batches of a step, and {fault}.", instead=_GIVEN_UP)
         count = 0
     model = engine.model
-    parameters = dict(model.named_parameters())
+    parameters = trained_parameters(engine)
     names = canonical_names(model, list(parameters))
     buffers = canonical_names(model, [name for name, _ in model.named_buffers()])
     gradients = saved["gradients"] if count else {}
@@ -145,7 +168,7 @@ def _fault(engine: MixedPrecision, saved: Mapping[str, Any], *, setup: Mapping[s
         return f"this run has accumulate={engine.accumulate}"
     if bool(state["scaler"]) != (engine.scaler is not None):
         return f"this run is in {engine.precision}, with gradients of another scale"
-    known = set(canonical_names(engine.model, [name for name, _ in engine.model.named_parameters()]).values())
+    known = set(canonical_names(engine.model, list(trained_parameters(engine))).values())
     if unknown := [name for name in (*saved["gradients"], *saved["held_back"]) if name not in known]:
         return f"this model has no {unknown[0]} that its gradient could belong to"
     return ""

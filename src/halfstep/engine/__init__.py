@@ -2,7 +2,7 @@
 
 from halfstep.engine.guard import is_driven, times_driven
 from halfstep.engine.mixed_precision import MixedPrecision
-from halfstep.engine.progress import StepProgress, go_on_from, micro_batches_of, progress_of, state_of
+from halfstep.engine.progress import StepProgress, go_on_from, micro_batches_of, progress_of, state_of, trained_parameters
 from halfstep.engine.recording import Recorder, step_observers
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "state_of",
     "step_observers",
     "times_driven",
+    "trained_parameters",
 ]

@@ -237,6 +237,10 @@ class StepDriver:
             raise
         self.unscaled = True
 
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What the optimizers train, by name."""
+        return self._gradients.named(self._model)
+
     def progress(self) -> StepProgress | None:
         """What has been computed for the step in progress so far; `None` between two steps."""
         if self.unscaled:
@@ -248,7 +252,7 @@ class StepDriver:
         return StepProgress(
             micro_batches=self.micro_batches,
             loss=self._loss,
-            gradients=self._gradients.by_name(self._model),
+            gradients={name: each.grad for name, each in self.parameters().items() if each.grad is not None},
             is_held=self._held,
             held_back=self._sync.held_back() if self._held and self._sync is not None else {},
             began=self._buffers_remembered,
@@ -256,11 +260,7 @@ class StepDriver:
         )
 
     def go_on(self, progress: StepProgress | None) -> None:
-        """Goes on from a model whose values were loaded, in the middle of a step where there is one.
-
-        Args:
-            progress: What had been computed for it; `None` between two steps.
-        """
+        """Goes on from a model whose values were loaded, in the middle of a step where there is one."""
         self._forget()
         if self._buffers is not None:
             self._buffers.remember()

@@ -42,22 +42,26 @@ class Gradients:
             if (gradient := parameter.grad) is not None
         ]
 
-    def by_name(self, model: nn.Module) -> dict[str, Tensor]:
-        """The gradients that there are, by the names that the model gives its parameters."""
-        own = {id(parameter) for parameter in self.parameters()}
-        return {name: each.grad for name, each in model.named_parameters() if id(each) in own and each.grad is not None}
+    def named(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters by the names that the model gives them; one that is none of the model's has its place for a name."""
+        own = {id(parameter): name for name, parameter in model.named_parameters()}
+        return {
+            own.get(id(parameter), f"optimizer {number}, group {group}, parameter {place}"): parameter
+            for number, optimizer in enumerate(self._optimizers)
+            for group, entries in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(entries["params"])
+        }
 
     def put(self, gradients: Mapping[str, Tensor], model: nn.Module) -> None:
         """Puts gradients in place, and clears the others.
 
         Args:
-            gradients: By the names that the model gives its parameters.
+            gradients: By the names of the parameters, as in `named`.
             model: The model.
         """
         self.clear()
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                parameter.grad = gradients[name]
+        for name, parameter in self.named(model).items():
+            parameter.grad = gradients.get(name)
 
     def clear(self) -> None:
         """Does what `zero_grad()` does, without its entry in torch's profiler, which takes longer than all else that an engine adds."""

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfstep.engine.state import engine_state
 
 if TYPE_CHECKING:
     from halfstep.engine.mixed_precision import MixedPrecision
 
-__all__ = ["StepProgress", "go_on_from", "micro_batches_of", "progress_of", "state_of"]
+__all__ = ["StepProgress", "go_on_from", "micro_batches_of", "progress_of", "state_of", "trained_parameters"]
 
 
 @final
@@ -49,6 +49,11 @@ def progress_of(engine: MixedPrecision) -> StepProgress | None:
         StepOrderError: The gradients are unscaled already, or an engine that shares the scaler has stepped and another has not.
     """
     return engine.driver.progress()
+
+
+def trained_parameters(engine: MixedPrecision) -> dict[str, nn.Parameter]:
+    """What an engine's optimizers train, by the names that the model gives it; what is none of the model's has its place for a name."""
+    return engine.driver.parameters()
 
 
 def micro_batches_of(engine: MixedPrecision) -> int:
