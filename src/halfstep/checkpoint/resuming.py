@@ -45,8 +45,8 @@ def fit_buffers(model: nn.Module, saved: Mapping[str, Tensor], *, fitting: Fitti
             pairs.append((buffer, value))
         elif value is not None:
             fitting.notes.append(
-                f"The buffer {names[name]}, which is no part of the model's state, is {_kind(value)} in the checkpoint, and {_kind(buffer)} in "
-                "this run: it stays as the model made it."
+                f"The buffer {names[name]}, which is in no state of the model, is {_kind(value)} in the checkpoint, and {_kind(buffer)} "
+                "in this run: it stays as the model made it."
             )
     return pairs
 
@@ -64,7 +64,7 @@ def fit_outside(engine: MixedPrecision, saved: Mapping[str, Tensor], *, fitting:
             pairs.append((tensor, value))
         else:
             there = "missing" if value is None else _kind(value)
-            fault = f"The trained tensor of {name}, which is none of the model's, is {there} in the checkpoint, and {_kind(tensor)} in this run."
+            fault = f"The tensor of {name}, which is none of the model's, is {there} in the checkpoint, and {_kind(tensor)} in this run."
             fitting.object(fault, instead="it stays as this run made it")
     return pairs
 
