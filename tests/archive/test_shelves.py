@@ -132,12 +132,10 @@ class TestPublishing:
             assert path.is_symlink()
             assert target.read_text() == content
 
-    @pytest.mark.parametrize("older", ["none", "folder", "full folder", "file"])
+    @pytest.mark.parametrize("older", ["none", "folder", "full folder"])
     def test_a_folder_gets_its_name(self, tmp_path: Path, older: str) -> None:
         path = tmp_path / "step-00000100"
-        if older == "file":
-            path.touch()
-        elif older != "none":
+        if older != "none":
             path.mkdir()
         if older == "full folder":
             (path / "old").touch()
@@ -147,14 +145,24 @@ class TestPublishing:
         publish(part, path)
         assert [*tmp_path.rglob("*")] == [path, path / "new"]
 
-    def test_a_file_takes_the_place_of_a_folder(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("older", ["file", "folder"])
+    def test_a_file_and_a_folder_do_not_take_each_others_place(self, tmp_path: Path, older: str) -> None:
         path = tmp_path / "step-00000100"
-        path.mkdir()
-        (path / "old").touch()
+        part = part_of(path)
+        folder = path if older == "folder" else part
+        folder.mkdir()
+        (folder / "content").touch()
+        (part if older == "folder" else path).write_text("content")
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(CheckpointError, match="a folder is not replaced by a file, nor a file by a folder"):
+            publish(part, path)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_a_name_as_long_as_a_file_system_allows(self, tmp_path: Path) -> None:
+        path = tmp_path / f"{'ä' * 126}.pt"
         part = part_of(path)
         part.write_text("new")
         publish(part, path)
-        assert path.read_text() == "new"
         assert [*tmp_path.iterdir()] == [path]
 
     @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -276,9 +276,9 @@ def test_buffers_that_are_in_no_state(tmp_path: Path) -> None:
     assert torch.equal(same.model.table, torch.arange(3.0))  # type: ignore[arg-type]
     for table, there in ((torch.ones(2), r"float32 of shape \(2,\)"), (torch.ones(3).double(), r"float64 of shape \(3,\)")):
         other = with_table(table)
-        with pytest.raises(CheckpointError, match=rf"The buffer table is float32 of shape \(3,\) in the checkpoint, and {there} in this run"):
-            load_checkpoint(path, other)
-        noted(path, other, "It stays as this model made it", strict=False)
+        noted(
+            path, other, rf"The buffer table, which .*, is float32 of shape \(3,\) in the checkpoint, and {there} in this run: it stays as"
+        )
         assert torch.equal(other.model.table, table)  # type: ignore[arg-type]
 
 

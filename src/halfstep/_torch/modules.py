@@ -40,7 +40,9 @@ def versions_in(state: Any) -> dict[str, dict[str, Any]] | None:
     2.13.
     """
     versions = getattr(state, "_metadata", None)
-    return None if versions is None else {path: dict(entry) for path, entry in versions.items()}
+    if not isinstance(versions, Mapping) or not all(isinstance(entry, Mapping) for entry in versions.values()):
+        return None
+    return {path: dict(entry) for path, entry in versions.items()}
 
 
 def set_versions(state: Any, versions: Mapping[str, dict[str, Any]]) -> None:

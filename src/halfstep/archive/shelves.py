@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -22,6 +23,9 @@ __all__ = ["checkpoint_name", "checkpoints_in", "clear_parts", "part_of", "publi
 
 _NAME: Final = re.compile(r"step-(\d{8,})(\.pt)?", re.ASCII)
 _PART: Final = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-(?P<process>\d{1,10})-(?P<token>[0-9a-f]{8})-\d+\.part", re.ASCII | re.DOTALL)
+
+# Names on disk have 255 bytes at most.
+_LONGEST: Final = 180
 
 _DAY: Final = 24 * 60 * 60
 
@@ -101,7 +105,8 @@ def part_of(path: Path) -> Path:
         ('runs/a', True, '.part')
     """
     place = _target(path)
-    return place.with_name(f".{place.name}.{_HOST}-{os.getpid()}-{_TOKEN}-{next(_numbers)}.part")
+    name = place.name if len(os.fsencode(place.name)) <= _LONGEST else sha256(os.fsencode(place.name)).hexdigest()
+    return place.with_name(f".{name}.{_HOST}-{os.getpid()}-{_TOKEN}-{next(_numbers)}.part")
 
 
 def clear_parts(folder: Path) -> None:
@@ -195,7 +200,8 @@ def publish(part: Path, path: Path) -> None:
         path: Its name.
 
     Raises:
-        CheckpointError: It cannot be renamed. What had the name before has it still.
+        CheckpointError: It cannot be renamed, or is a file where the name is that of a folder, or the other way round. What had the name
+            before has it still.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -210,7 +216,9 @@ def publish(part: Path, path: Path) -> None:
     try:
         if part.is_dir():
             _flush_folder(part)
-        if place.is_dir() or (place.exists() and part.is_dir()):
+        if part.exists() and place.exists() and place.is_dir() != part.is_dir():
+            raise FileExistsError(errno.EEXIST, "a folder is not replaced by a file, nor a file by a folder", str(path))
+        if place.is_dir():
             _exchange(part, place)
         else:
             part.replace(place)

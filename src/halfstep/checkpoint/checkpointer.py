@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -72,7 +73,7 @@ class Checkpointer:
         keep: int | None = 3,
         background: bool = False,
     ) -> None:
-        self.folder = path_of(folder, call="Checkpointer(folder, ...)")
+        self.folder = path_of(folder, call="Checkpointer(folder, ...)").absolute()  # Wherever the script goes meanwhile.
         self._engines = as_engines(amp, call="Checkpointer(amp=...)")
         for name, value in (("every", every), ("keep", keep)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -84,6 +85,7 @@ class Checkpointer:
         self.every = every
         self.keep = keep
         self._ranks = common_ranks(self._engines)
+        self._saving = threading.RLock()
         self._later_are_known = False
         self._damaged: set[Path] = set()
         self._writer = Writer(self._ranks, in_background=background)
@@ -136,7 +138,12 @@ class Checkpointer:
             CheckpointError: It could not be saved, or an earlier one could not be written in the background.
             StepOrderError: An engine is at a point that cannot be gone on from.
         """
-        path = self.folder / checkpoint_name(check_step(step), kind="file" if self._ranks is None else "folder")
+        number = check_step(step)
+        path = self.folder / checkpoint_name(number, kind="file" if self._ranks is None else "folder")
+        with self._saving:
+            return self._save(path, number, extra=extra)
+
+    def _save(self, path: Path, step: int, *, extra: Extra | None) -> Path:
         self._writer.wait()
         contents = captured(self._engines, step=step, extra=extra() if callable(extra) else extra, ranks=self._ranks, path=path)
         self._tell_of_later(step)
@@ -155,7 +162,7 @@ class Checkpointer:
                 f"{self.folder} holds checkpoints of later steps, up to {later[0]}, than that of step {step}, which is saved now. resume() "
                 "goes on from the highest step: remove those, or use another folder for a run that went back to an earlier one.",
                 HalfstepWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _rotate(self, step: int) -> None:

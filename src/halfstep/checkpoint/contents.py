@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from halfstep._torch import set_versions, versions_in
-from halfstep.checkpoint.names import canonical_names, transient_buffers
+from halfstep.checkpoint.names import canonical_names, frozen_names, transient_buffers
+from halfstep.checkpoint.nesting import inner_states
 from halfstep.checkpoint.spreading import Spread, optimizer_parameters, part_name
-from halfstep.checkpoint.trees import plain
+from halfstep.checkpoint.trees import compacted, plain
 from halfstep.distributed import Ranks, local_tensor
 from halfstep.engine import MixedPrecision, StepProgress, progress_of, state_of, trained_parameters
 from halfstep.errors import CheckpointError, ConfigurationError, InvalidTypeError
@@ -97,7 +98,7 @@ def capture(engines: Mapping[str, MixedPrecision], *, step: int, extra: Mapping[
             tree[part_name(name, part)] = plain(value, (part_name(name, part),), take=spread.take)
         records.append(_engine_record(name, engine, progress=parts["progress"]))
     tree["random"] = RandomState.capture().to_plain()
-    tree["extra"] = plain({} if extra is None else extra, ("extra",), take=spread.take)
+    tree["extra"] = compacted(plain({} if extra is None else extra, ("extra",), take=spread.take))
     if ranks is not None:
         tree["spread"] = spread.places
     device = next(iter(engines.values())).device.type
@@ -128,6 +129,7 @@ def _engine_parts(engine: MixedPrecision) -> dict[str, Any]:
         "parameters": outside_parameters(engine),
         # One is as torch's own load_state_dict() takes it.
         "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
+        "inner": [inner_states(optimizer) for optimizer in engine.optimizers],
         "scheduler": schedulers[0] if len(schedulers) == 1 else schedulers or None,
         "amp": state_of(engine),
         "setup": {
@@ -135,6 +137,7 @@ def _engine_parts(engine: MixedPrecision) -> dict[str, Any]:
             "accumulate": engine.accumulate,
             "optimizers": [type(each).__name__ for each in engine.optimizers],
             "schedulers": [type(each).__name__ for each in schedulers_of(engine)],
+            "frozen": frozen_names(engine.model),
             "parameters": [optimizer_parameters(engine.model, each) for each in engine.optimizers],
         },
         "progress": None if progress is None else _plain_progress(progress, engine.model),
@@ -145,6 +148,12 @@ def model_state(model: nn.Module) -> OrderedDict[str, Any]:
     """The state of a model by canonical names, with the versions of its modules."""
     state = model.state_dict()
     names = canonical_names(model, list(state))
+    if len(set(names.values())) < len(names):
+        twice = next(name for name in names.values() if list(names.values()).count(name) > 1)
+        raise CheckpointError(
+            f"Two entries of the model's state are both called {twice} once wrappers, such as torch.compile, are taken off. Rename one of "
+            "them."
+        )
     renamed = OrderedDict((names[name], value) for name, value in state.items())
     if (versions := versions_in(state)) is not None:
         # A path with something below it is renamed as the path of a module, rather than as that of something in one.

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from halfstep.checkpoint.names import canonical_names
 from halfstep.checkpoint.placing import placed_like
-from halfstep.checkpoint.reading import copied
 from halfstep.checkpoint.spreading import optimizer_parameters
+from halfstep.checkpoint.trees import copied
 from halfstep.errors import CheckpointError, did_you_mean
 
 __all__ = ["Fitting", "fit_model", "fit_optimizer", "fit_schedulers"]
@@ -151,7 +151,10 @@ def fit_optimizer(
     index = _new_places(then, now)
     tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
-        index[old]: {key: placed_like(tensors[index[old]], copied(value)) for key, value in values.items()}
+        # Some optimizers keep what is no parameter's under a name.
+        index.get(old, old): copied(values)
+        if old not in index
+        else {key: placed_like(tensors[index[old]], copied(value)) for key, value in values.items()}
         for old, values in saved["state"].items()
     }
     return {"state": state, "param_groups": groups}

@@ -8,12 +8,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
 from halfstep.checkpoint.contents import as_engines
 from halfstep.checkpoint.folders import read_spread
+from halfstep.checkpoint.planning import plan_for
 from halfstep.checkpoint.ranks import on_all_ranks
-from halfstep.checkpoint.reading import Loaded, copied, read_file
-from halfstep.checkpoint.restoring import Plan, plan_for
+from halfstep.checkpoint.reading import Loaded, read_file
+from halfstep.checkpoint.restoring import Plan
 from halfstep.checkpoint.saving import common_ranks, path_of
+from halfstep.checkpoint.trees import copied
 from halfstep.distributed import Ranks
 from halfstep.engine import MixedPrecision, micro_batches_of
 from halfstep.errors import InvalidTypeError, StepOrderError
@@ -89,6 +93,11 @@ def load_into(engines: Mapping[str, MixedPrecision], path: Path, *, strict: bool
         raise InvalidTypeError(f"load_checkpoint(strict=...) takes True or False, not {given!r}.")
     for engine in engines.values():
         _check_between_steps(engine)
+    with torch.inference_mode(mode=False):  # What is loaded there could not be trained.
+        return _load(engines, path, strict=strict, stacklevel=stacklevel + 1)
+
+
+def _load(engines: Mapping[str, MixedPrecision], path: Path, *, strict: bool, stacklevel: int) -> CheckpointInfo:
     ranks = common_ranks(engines)
     together = _together(ranks, failure=f"{path} could not be loaded")
     loaded = _read(path, engines, ranks=ranks, together=together)

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from halfstep._torch import own_modules, wrapped_module
+from halfstep._torch import own_buffers, own_modules, wrapped_module
 
-__all__ = ["canonical_names", "transient_buffers"]
+__all__ = ["canonical_names", "empty_buffers", "frozen_names", "transient_buffers"]
 
 # Larger ones are tables that the model makes again, such as masks and positions.
 _LARGEST: Final = 65536
@@ -42,7 +42,10 @@ def _walk(module: nn.Module, actual: str, canonical: str, prefixes: dict[str, st
     inner = None if wrapped is None else wrapped[0]
     for name, child in own_modules(module).items():
         if child is not None:
-            _walk(child, f"{actual}{name}.", canonical if name == inner else f"{canonical}{name}.", prefixes, within=(*within, id(module)))
+            below = canonical if name == inner else f"{canonical}{name}."
+            _walk(child, f"{actual}{name}.", below, prefixes, within=(*within, id(module)))
+            if name == inner and name.startswith("_"):  # checkpoint_wrapper leaves itself out of the names.
+                _walk(child, actual, below, prefixes, within=(*within, id(module)))
 
 
 def _canonical(name: str, prefixes: dict[str, str]) -> str:
@@ -52,6 +55,24 @@ def _canonical(name: str, prefixes: dict[str, str]) -> str:
         if prefix in prefixes:
             return prefixes[prefix] + name[len(prefix) :]
     return name
+
+
+def frozen_names(model: nn.Module) -> list[str]:
+    """The canonical names of the parameters that are not trained (`requires_grad=False`)."""
+    names = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    return list(canonical_names(model, names).values())
+
+
+def empty_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """The places for buffers in which there is none yet, such as one that the first forward pass makes, by canonical names."""
+    places = {
+        f"{path}.{name}".lstrip("."): (module, name)
+        for path, module in model.named_modules()
+        for name, buffer in own_buffers(module).items()
+        if buffer is None
+    }
+    names = canonical_names(model, list(places))
+    return {names[name]: place for name, place in places.items()}
 
 
 def transient_buffers(model: nn.Module) -> dict[str, Tensor]:

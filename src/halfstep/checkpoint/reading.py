@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from halfstep.archive import verify
 from halfstep.checkpoint.contents import FORMAT
 from halfstep.errors import DamagedCheckpointError
 from halfstep.records import CheckpointRecord
 
-__all__ = ["Loaded", "copied", "read_file", "read_tree"]
+__all__ = ["Loaded", "read_file", "read_tree"]
 
 
 @final
@@ -75,20 +74,6 @@ def read_tree(path: Path, *, record: CheckpointRecord) -> dict[str, Any]:
     names = [part.name for part in record.parts]
     if missing := [name for name in (*names, "step", "random", "extra") if name not in tree]:
         raise DamagedCheckpointError(f"{path} is damaged: its part {missing[0]!r} is missing.")
-    if tree["step"] != record.step:
+    if not isinstance(tree["step"], int) or tree["step"] != record.step:
         raise DamagedCheckpointError(f"{path} is damaged: it says of itself that it is of step {record.step}, and holds {tree['step']!r}.")
     return tree
-
-
-def copied(value: Any) -> Any:
-    """A nested state whose tensors no longer lie in a file."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        same = type(value)()
-        for key, each in value.items():  # Not update(): a Counter's counts.
-            same[key] = copied(each)
-        return same
-    if isinstance(value, list | tuple):
-        return type(value)(copied(each) for each in value)
-    return value

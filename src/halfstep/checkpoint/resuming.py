@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from halfstep._torch import versions_in
 from halfstep.checkpoint.contents import outside_parameters
 from halfstep.checkpoint.fitting import Fitting
-from halfstep.checkpoint.names import canonical_names, transient_buffers
+from halfstep.checkpoint.names import canonical_names, frozen_names, transient_buffers
 from halfstep.checkpoint.placing import shard_like
-from halfstep.checkpoint.reading import copied
+from halfstep.checkpoint.trees import copied
 from halfstep.engine import MixedPrecision, StepProgress, trained_parameters
 
-__all__ = ["fit_buffers", "fit_outside", "fit_progress", "fit_state", "own_versions"]
+__all__ = ["fit_buffers", "fit_frozen", "fit_outside", "fit_progress", "fit_state", "own_versions"]
 
 _GIVEN_UP = "that step is given up: its micro-batches are not learned from"
 
@@ -49,6 +49,22 @@ def fit_buffers(model: nn.Module, saved: Mapping[str, Tensor], *, fitting: Fitti
                 "in this run: it stays as the model made it."
             )
     return pairs
+
+
+def fit_frozen(model: nn.Module, saved: Sequence[str], *, part: str, fitting: Fitting) -> None:
+    """Says where other parameters are trained than were."""
+    own = set(frozen_names(model))
+    known = {*canonical_names(model, [name for name, _ in model.named_parameters()]).values()}
+    for names, then, now in (
+        (sorted(own - set(saved)), "was trained", "is frozen (requires_grad=False)"),
+        (sorted(known & set(saved) - own), "was frozen", "is trained"),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            fitting.notes.append(
+                f"{part}.{names[0]}{more} {then} when the checkpoint was saved, and {now} in this run, which stays so: for the same run, "
+                "freeze the same parameters before loading."
+            )
 
 
 def fit_outside(engine: MixedPrecision, saved: Mapping[str, Tensor], *, fitting: Fitting) -> list[tuple[Tensor, Tensor]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from halfstep.checkpoint.contents import Contents, as_engines, capture
 from halfstep.checkpoint.folders import write_folder
@@ -106,11 +107,12 @@ def check_step(step: object) -> int:
         InvalidTypeError: It is no whole number.
         ConfigurationError: It is negative.
     """
-    if isinstance(step, bool) or not isinstance(step, int):
+    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
         raise InvalidTypeError(f"step is a whole number, as you count steps, not {step!r}.")
-    if step < 0:
-        raise ConfigurationError(f"step is {step}; allowed are whole numbers from 0.")
-    return step
+    number = int(index(step))  # Without the class of its own that a number may have.
+    if number < 0:
+        raise ConfigurationError(f"step is {number}; allowed are whole numbers from 0.")
+    return number
 
 
 def path_of(path: object, *, call: str) -> Path:
@@ -122,6 +124,7 @@ def path_of(path: object, *, call: str) -> Path:
     """
     if not isinstance(path, str | PathLike):
         raise InvalidTypeError(f"{call} takes a path, as text or as a pathlib.Path, not a {type(path).__name__}.")
-    if not str(path):
-        raise CheckpointError(f"{call} was given an empty path.")
-    return Path(path)
+    found = Path(path)
+    if not str(path) or not found.name or "\0" in str(path):
+        raise CheckpointError(f"{call} was given {str(path)!r}, which is no name for a checkpoint. Name a file or folder.")
+    return found

@@ -110,6 +110,8 @@ class Spread:
             names = [entry[0] for group in parameters for entry in group]
             tensors = [parameter for group in own.param_groups for parameter in group["params"]]
             for index, values in saved["state"].items():
+                if not isinstance(index, int):  # What is no parameter's.
+                    continue
                 for key, value in values.items():
                     at = (*place, "state", index, key)
                     self._names[at] = f"{named(place)}.{names[index] or index}.{key}"

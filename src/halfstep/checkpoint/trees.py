@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halfstep._torch import set_versions, versions_in
+from halfstep._torch import set_versions, storage_key, versions_in
 from halfstep.errors import CheckpointError
 
-__all__ = ["Place", "at", "named", "plain", "put_at", "tensors_in"]
+__all__ = ["Place", "at", "compacted", "copied", "named", "plain", "put_at", "tensors_in"]
 
 # The keys and positions that lead to a value in a nested state.
 Place = tuple[Any, ...]
@@ -23,6 +23,9 @@ _SIMPLE: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype
 _KEYS: Final = (type(None), bool, int, float, str)
 _TENSORS: Final = (Tensor, nn.Parameter, nn.Buffer)
 _DEEPEST: Final = 64
+
+# A pickle has another form for whole numbers of more than 255 bytes, the sign included.
+_MOST_BITS: Final = 2039
 
 _ALLOWED: Final = "tensors, numbers, text, bytes, None, and lists, tuples and dictionaries of those"
 
@@ -59,10 +62,12 @@ def plain(value: Any, place: Place, *, take: Callable[[Place, Tensor], bool] = l
         halfstep.errors.CheckpointError: extra.when is a type, which a checkpoint cannot hold: reading it would mean running code. ...
     """
     if type(value) in _SIMPLE:
-        return value
+        return _readable(value, place)
     if isinstance(value, Tensor):
         return None if take(place, value) else _plain_tensor(value, place)
-    if isinstance(value, np.generic) and not isinstance(value, np.void):
+    if (
+        isinstance(value, np.generic) and not isinstance(value, np.void) and type(value.item()) in _SIMPLE
+    ):  # Not that of extended precision, which stays NumPy's.
         return plain(value.item(), place)
     if len(place) > _DEEPEST:
         raise CheckpointError(f"{named(place[:8])}... is nested more than {_DEEPEST} levels deep, or holds itself. A checkpoint cannot.")
@@ -84,6 +89,22 @@ def plain(value: Any, place: Place, *, take: Callable[[Place, Tensor], bool] = l
     )
 
 
+def _readable(value: Any, place: Place) -> Any:
+    """A simple value, unless torch writes it in a form that it then takes for a call of code.
+
+    Raises:
+        CheckpointError: It is one of those.
+    """
+    if type(value) is bytes and not value:
+        raise CheckpointError(f"{named(place)} is empty bytes, which a checkpoint cannot hold: torch could not read them again. Save None.")
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        raise CheckpointError(
+            f"{named(place)} is a whole number of {value.bit_length()} bits, and torch cannot read one of more than {_MOST_BITS} again: "
+            "save it as text."
+        )
+    return value
+
+
 def _hint(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return " Pass torch.from_numpy(...) of it, or its tolist()."
@@ -92,8 +113,8 @@ def _hint(value: Any) -> str:
 
 def _key(key: Any, place: Place) -> Any:
     if type(key) in _KEYS or (type(key) is tuple and all(type(each) in _KEYS for each in key)):
-        return key
-    if isinstance(key, np.generic):
+        return _readable(key, place)
+    if isinstance(key, np.generic) and type(key.item()) in _KEYS:
         return key.item()
     raise CheckpointError(f"{named(place)} has the key {key!r}, a {type(key).__name__}. Keys in a checkpoint are text and numbers.")
 
@@ -103,6 +124,8 @@ def _plain_tensor(value: Tensor, place: Place) -> Tensor:
         raise CheckpointError(
             f"{named(place)} is a {type(value).__name__}, a kind of tensor that a checkpoint cannot hold. Save a plain tensor made of it."
         )
+    if value.is_nested:
+        raise CheckpointError(f"{named(place)} is a nested tensor, which a checkpoint cannot hold. Save a list of its parts: unbind().")
     if value.is_meta:
         raise CheckpointError(f"{named(place)} is on the meta device and has no values that could be saved.")
     detached = value.detach()
@@ -119,6 +142,37 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
             yield from tensors_in(each, (*place, number))
+
+
+def compacted(value: Any) -> Any:
+    """A nested state in which tensors that show a small part of some memory have memory of their own, since all of it would be saved."""
+    shown: dict[int, list[Tensor]] = {}
+    for _, tensor in tensors_in(value):
+        if tensor.layout is torch.strided and not tensor.is_quantized:
+            shown.setdefault(storage_key(tensor), []).append(tensor)
+    small = {
+        id(tensor)
+        for tensors in shown.values()
+        for tensor in tensors
+        if 2 * sum(each.nbytes for each in tensors) < tensor.untyped_storage().nbytes()
+    }
+    return _replaced(value, lambda tensor: tensor.clone() if id(tensor) in small else tensor)
+
+
+def copied(value: Any) -> Any:
+    """A nested state whose tensors and containers are its own."""
+    return _replaced(value, Tensor.clone)
+
+
+def _replaced(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        same = type(value)()
+        for key, each in value.items():  # One by one: a Counter would count them in update().
+            same[key] = _replaced(each, change)
+        return same
+    return type(value)(_replaced(each, change) for each in value) if type(value) in (list, tuple) else value
 
 
 def at(tree: Any, place: Place) -> Any:

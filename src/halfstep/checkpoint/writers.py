@@ -95,7 +95,8 @@ class Writer:
             CheckpointError: What was being written could not be.
         """
         if self._thread is not None:
-            self._thread.join()
+            if self._thread.ident is not None:  # Ctrl-C may come before it has begun.
+                self._thread.join()
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

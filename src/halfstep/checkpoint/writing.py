@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,25 @@ def write_file(contents: Contents, path: Path) -> None:
     Raises:
         CheckpointError: It cannot be written. What was there before is untouched, and nothing is left behind.
     """
+    _check_target(path)
     part = part_of(path)
     with clean_up(part):
         write_sealed(contents, part, ranks=1, rank=0)
         publish(part, path)
+
+
+def _check_target(path: Path) -> None:
+    """Accepts a name that nothing has, or a file.
+
+    Raises:
+        CheckpointError: It is a folder, a device or the like, or cannot be a name.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no file, but a device or the like"
+            raise CheckpointError(f"{path} is {what}: it is not replaced. Name a file.")
+    except OSError as error:
+        raise CheckpointError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
 def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> CheckpointRecord:
@@ -52,6 +68,7 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
     Raises:
         CheckpointError: It cannot be written.
     """
+    _check_readable(contents.tree)
     record = record_of(contents, ranks=ranks, rank=rank)
     check_room(path, sum(part.bytes for part in record.parts))
     try:
@@ -65,6 +82,35 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
         ) from error
     seal(path, record)
     return record
+
+
+def _check_readable(tree: Any) -> None:
+    """Accepts a state that can be read again once it is written; its tensors are left out.
+
+    Raises:
+        CheckpointError: torch would refuse to read it without running code.
+    """
+    file = BytesIO()
+    try:
+        torch.save(_without_tensors(tree), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:  # Whatever it is, the run must not count on such a checkpoint.
+        raise CheckpointError(
+            f"This state cannot be saved: torch would refuse to read it again ({error}). Leave out of extra, and of the state of modules, "
+            "optimizers and schedulers, what is no tensor, number or text."
+        ) from error
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, dict):
+        same = type(value)()
+        for key, each in value.items():
+            same[key] = _without_tensors(each)
+        return same
+    return type(value)(map(_without_tensors, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, final
 
@@ -19,7 +19,6 @@ from halfstep.engine.gradient_step import GradientStep, Outcome
 from halfstep.engine.gradients import Gradients
 from halfstep.engine.guard import StepGuard
 from halfstep.engine.inquiry import SkipInquiry
-from halfstep.engine.order import check_idle
 from halfstep.engine.progress import StepProgress
 from halfstep.engine.recording import Recorder, current_lr
 from halfstep.engine.setup import Scheduler, check_loss
@@ -51,6 +50,7 @@ class StepDriver:
 
     Attributes:
         accumulate: Micro-batches in one step.
+        goes_on: Whether a checkpoint has brought back the micro-batches that it has seen.
         inquiry: Finds out why steps are skipped; `None` where nobody asked.
     """
 
@@ -99,7 +99,8 @@ class StepDriver:
         self._started: float | None = None
         self._buffers_remembered = False
         self._held = False
-        self._goes_on = False
+        self.goes_on = False
+        self._in_the_middle = ""
         self._scale: tuple[Tensor, int] | None = None
 
     @property
@@ -132,23 +133,6 @@ class StepDriver:
         else:
             self._sync.release()
 
-    def lookahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Passes batches on, and knows when the last one is under way."""
-        if not self._goes_on:  # What a checkpoint has brought back is of the group that these belong to.
-            check_idle(self, "micro_batches()")
-        try:
-            upcoming = next(batches)
-        except StopIteration:
-            return
-        try:
-            for following in batches:
-                yield upcoming
-                upcoming = following
-            self.ends_early = True
-            yield upcoming
-        finally:
-            self.ends_early = False
-
     def add(self, loss: Tensor, *, divisor: float) -> None:
         """Computes the gradients of one micro-batch and adds them to those of the others.
 
@@ -170,8 +154,10 @@ class StepDriver:
                 if self._turn is not None:
                     self._turn.begin()
             self.hold_until_last()
+            whole, self._in_the_middle = self._in_the_middle, self._in_the_middle or "backward()"
             with self._recomputation():
                 self._backward(part if self._scaler is None else self._scaler.scale(part))
+            self._in_the_middle = whole
         except BaseException:
             self.abandon()  # Some gradients have this micro-batch in them and some do not.
             raise
@@ -243,6 +229,8 @@ class StepDriver:
 
     def progress(self) -> StepProgress | None:
         """What has been computed for the step in progress so far; `None` between two steps."""
+        if self._in_the_middle:
+            raise StepOrderError(f"The step in progress cannot be saved in the middle of {self._in_the_middle}, such as in a hook.")
         if self.unscaled:
             raise StepOrderError("The step in progress cannot be saved between unscale_gradients() and step(). Call step() first.")
         if self._turn is not None:
@@ -278,7 +266,7 @@ class StepDriver:
         if self._held and self._sync is not None:
             self._sync.hold()
             self._sync.hold_back(progress.held_back)
-        self._loss, self.micro_batches, self._goes_on = progress.loss, progress.micro_batches, True
+        self._loss, self.micro_batches, self.goes_on = progress.loss, progress.micro_batches, True
         self._guard.arm()
         if self._scaler is not None:
             self._gradients.remember()
@@ -295,6 +283,7 @@ class StepDriver:
         assert loss is not None
         assert started is not None
         share = self.accumulate / self.micro_batches
+        self._in_the_middle = "step()"
         try:
             self._check_untouched()
             self._reduce_held()
@@ -317,6 +306,7 @@ class StepDriver:
         """
         try:
             self.restart()
+            self._in_the_middle = "train_step()"
             if kind != "none":
                 return self.finish_with_closure(compute, kind=kind)
             compute()

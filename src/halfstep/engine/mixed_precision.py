@@ -18,7 +18,7 @@ from halfstep.engine.driver import StepDriver
 from halfstep.engine.gradient_step import GradientStep
 from halfstep.engine.gradients import Gradients
 from halfstep.engine.inquiry import SkipInquiry
-from halfstep.engine.order import check_backward, check_complete, check_idle
+from halfstep.engine.order import check_backward, check_complete, check_idle, lookahead
 from halfstep.engine.policies import attach, scaled_precision, settle_policy
 from halfstep.engine.recording import Recorder
 from halfstep.engine.region import StepRegion
@@ -225,7 +225,7 @@ class MixedPrecision:
         there are, and on several ranks they are reduced once. With DistributedDataParallel the ranks may have come to different numbers of
         micro-batches in that group: all of them divide by the largest. It holds one batch more than the loop needs.
         """
-        return self.driver.lookahead(iter(loader))
+        return lookahead(self.driver, iter(loader))
 
     def discard(self) -> None:
         """Gives up the step in progress, for a loop that leaves out a batch: gradients and buffers are as if it had not begun."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
 from halfstep.errors import StepOrderError
 
-__all__ = ["check_backward", "check_complete", "check_idle"]
+__all__ = ["check_backward", "check_complete", "check_idle", "lookahead"]
+
+Batch = TypeVar("Batch")
 
 
 class Counted(Protocol):
@@ -16,11 +19,15 @@ class Counted(Protocol):
         micro_batches: How many it has seen.
         accumulate: How many belong to it.
         unscaled: Whether its gradients are unscaled.
+        ends_early: Whether it ends with the micro-batch that is under way.
+        goes_on: Whether a checkpoint has brought back the micro-batches that it has seen.
     """
 
     micro_batches: int
     accumulate: int
     unscaled: bool
+    ends_early: bool
+    goes_on: bool
 
     @property
     def is_complete(self) -> bool:
@@ -74,3 +81,25 @@ def check_idle(step: Counted, call: str) -> None:
             f"{call} was called after {step.micro_batches} of accumulate={step.accumulate} micro-batches, whose gradients would be "
             "lost. Call it after a step, end this one with flush(), or give it up with discard()."
         )
+
+
+def lookahead(step: Counted, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Passes batches on, and lets the step know when the last one is under way.
+
+    Raises:
+        StepOrderError: A step is in progress that did not begin with batches like these.
+    """
+    if not step.goes_on:
+        check_idle(step, "micro_batches()")
+    try:
+        upcoming = next(batches)
+    except StopIteration:
+        return
+    try:
+        for following in batches:
+            yield upcoming
+            upcoming = following
+        step.ends_early = True
+        yield upcoming
+    finally:
+        step.ends_early = False

@@ -95,15 +95,19 @@ def load_engine_state(
     if checker is not None and counts:
         checker.load_state_dict({**checker.state_dict(), **_counts(counts)})
     if scaler is not None:
-        _load_scaler(scaler, saved, precisions=(state["precision"], precision), adopt_settings=adopt_settings)
+        _load_scaler(scaler, saved, counts, precisions=(state["precision"], precision), adopt_settings=adopt_settings)
     elif saved:
         _say(f"The state was saved in {state['precision']} with loss scaling; {precision} here needs none, so the scale is set aside.")
     return steps
 
 
-def _load_scaler(scaler: torch.amp.GradScaler, saved: Any, *, precisions: tuple[str, str], adopt_settings: bool) -> None:
+def _load_scaler(
+    scaler: torch.amp.GradScaler, saved: Any, counts: Mapping[str, Any] | None, *, precisions: tuple[str, str], adopt_settings: bool
+) -> None:
     then, now = precisions
     if not saved:
+        if counts and isinstance(scaler, LossScaler):
+            scaler.load_state_dict({**scaler.state_dict(), **_counts(counts)})
         _say(f"The state was saved in {then} without loss scaling; {now} here starts with a fresh loss scale.", stacklevel=5)
     elif isinstance(scaler, LossScaler):
         scaler.load_state_dict(saved, adopt_settings=adopt_settings)
