@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -20,6 +20,7 @@ from halfstep.checkpoint.trees import copied
 from halfstep.engine import MixedPrecision, StepProgress, go_on_from, state_of
 from halfstep.errors import HalfstepWarning
 from halfstep.randomness import RandomState
+from halfstep.replay.state import StepState, TrainingState
 
 __all__ = ["EnginePlan", "Plan"]
 
@@ -87,9 +88,9 @@ class Plan:
             for plan in plans:
                 undo.callback(plan.engine.discard)
                 go_on_from(plan.progress, engine=plan.engine)  # On several ranks they do it together.
+            if self.random is not None:
+                self.random.restore()
             undo.pop_all()
-        if self.random is not None:
-            self.random.restore()
 
     def _load(self, undo: ExitStack, *, stacklevel: int) -> list[EnginePlan]:
         plans = [_load_parts(each, fitting=self.fitting, undo=undo) for each in self.engines]
@@ -139,11 +140,14 @@ def _load_quietly(engine: MixedPrecision, state: Mapping[str, Any], *, adopt_set
 
 def _load_model(plan: EnginePlan, *, undo: ExitStack) -> None:
     model = plan.engine.model
-    if any(loads_by_itself(module) for module in model.modules()):  # Code of the user's own may fail when half is done.
+    parameters = [*model.parameters()]
+    undo.callback(TrainingState(parameters, optimizers=[]).put_back)
+    undo.callback(StepState(model, parameters=parameters, random=None).put_back)
+    if any(loads_by_itself(module) for module in model.modules()):  # It may keep more than tensors.
         state = model.state_dict()
         kept = _Versioned((name, copied(value)) for name, value in state.items())
         set_versions(kept, versions_in(state) or {})
-        undo.callback(model.load_state_dict, kept, strict=False)
+        undo.callback(_attempt, lambda: model.load_state_dict(kept, strict=False))
     for module, name, tensor in plan.fillings:
         undo.callback(setattr, module, name, None)
         setattr(module, name, tensor)
@@ -154,6 +158,12 @@ def _load_model(plan: EnginePlan, *, undo: ExitStack) -> None:
     for target, value in plan.copies:
         undo.callback(_write, target, target.detach().clone())
         _write(target, value)
+
+
+def _attempt(work: Callable[[], object]) -> None:
+    """Calls a function that may fail again as it has failed before."""
+    with suppress(Exception):
+        work()
 
 
 def _write(target: Tensor, value: Tensor) -> None:

@@ -73,7 +73,7 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
     check_room(path, sum(part.bytes for part in record.parts))
     try:
         # A file object rather than a path, so that the name of the file is no part of what is in it.
-        with path.open("xb", buffering=0) as file, _without_checksums():
+        with path.open("xb") as file, _without_checksums():  # Buffered: a raw one writes no more than 2 GiB at once, and torch does not look.
             torch.save(contents.tree, file)
     except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError when a disk is full.
         check_room(path, sum(part.bytes for part in record.parts), found=error)
