@@ -261,7 +261,7 @@ def test_in_the_middle_of_a_step(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, amp=run.engines)
     checkpointer.save(0)
     run.step(0)
-    with pytest.raises(StepOrderError, match=r"load_checkpoint\(\) was called after 1 of accumulate=3 micro-batches"):
+    with pytest.raises(StepOrderError, match=r"after 1 of accumulate=3 micro-batches, whose gradients would be lost"):
         checkpointer.resume()
 
 

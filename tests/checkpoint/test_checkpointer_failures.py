@@ -218,7 +218,7 @@ def test_a_folder_that_may_not_be_written_to(run: Run, tmp_path: Path, monkeypat
         ({"amp": nn.Linear(1, 1)}, InvalidTypeError, r"Checkpointer\(amp=\.\.\.\) takes a halfstep.MixedPrecision, .* not a Linear"),
         ({"amp": {}}, ConfigurationError, "was given no engine: the dictionary is empty"),
         ({"folder": 3}, InvalidTypeError, r"Checkpointer\(folder, \.\.\.\) takes a path, .* not a int"),
-        ({"folder": ""}, CheckpointError, "was given an empty path"),
+        ({"folder": ""}, CheckpointError, r"Checkpointer\(folder, \.\.\.\) was given '', which is no name"),
     ],
 )
 def test_arguments(settings: dict[str, Any], error: type[Exception], match: str, run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import shutil
@@ -65,13 +66,12 @@ class Builds(Calls):
         return self.function, self.args[:-1], self.args[-1]
 
 
-def within(tree: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+def within(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
     """The same state with something else at one place."""
     head, *rest = place
-    kind: Any = type(tree) if isinstance(tree, dict) else list
-    changed = kind(tree)
+    changed: Any = copy.copy(tree) if isinstance(tree, dict) else list(tree)
     changed[head] = within(changed[head], tuple(rest), value) if rest else value
-    return changed  # type: ignore[no-any-return]
+    return changed
 
 
 HOSTILE: dict[str, Callable[[Path], Any]] = {

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from halfstep import LossScaler, MixedPrecision
 from halfstep.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from halfstep.checkpoint.planning import plan_for
 from halfstep.checkpoint.reading import Loaded, read_file
-from halfstep.checkpoint.restoring import plan_for
 from halfstep.engine import progress_of
 from halfstep.errors import CheckpointError, HalfstepWarning
 from halfstep.records import StepRecord

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from halfstep._torch import dense_parts, storage_key
-from halfstep.archive import part_of, publish, seal
+from halfstep.archive import part_of, publish, seal, unwritable
 from halfstep.archive.wording import bytes_text
 from halfstep.checkpoint.contents import Contents
 from halfstep.checkpoint.trees import named, tensors_in
@@ -73,15 +73,22 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
     check_room(path, sum(part.bytes for part in record.parts))
     try:
         # A file object rather than a path, so that the name of the file is no part of what is in it.
-        with path.open("xb") as file, _without_checksums():  # Buffered: a raw one writes no more than 2 GiB at once, and torch does not look.
+        # It is buffered, since a raw one writes up to 2 GiB in a call, and torch does not look at how much was written.
+        with path.open("xb") as file, _without_checksums():
             torch.save(contents.tree, file)
     except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError when a disk is full.
         check_room(path, sum(part.bytes for part in record.parts), found=error)
-        raise CheckpointError(
-            f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Older checkpoints are untouched."
-        ) from error
+        raise unwritable(path, _said_by_system(error)) from error
     seal(path, record)
     return record
+
+
+def _said_by_system(error: BaseException) -> OSError:
+    """What went wrong in the file, which torch's writer covers with an error of its own when it closes it."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__context__
+    return OSError(str(error)) if found is None else found
 
 
 def _check_readable(tree: Any) -> None:
