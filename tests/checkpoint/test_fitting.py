@@ -286,6 +286,7 @@ def test_settings_of_the_optimizer_that_differ(tmp_path: Path) -> None:
     noted(
         path,
         other,
+        r"lr of the optimizer \(group 0\) is 0\.01 in the checkpoint, and 0\.5 in this run: the checkpoint's is used",
         r"weight_decay of the optimizer \(group 0\) is 0\.01 in the checkpoint, and 0\.3 in this run: the checkpoint's is used",
         r"amsgrad of the optimizer \(group 0\) is False in the checkpoint, and True in this run",
         strict=True,
@@ -305,7 +306,8 @@ def test_a_schedule_that_is_missing_or_another(tmp_path: Path) -> None:
     refused(path, made(None), rf"saved with the scheduler CosineAnnealingLR, and this run has none: {course}")
     refused(path, made(lr_scheduler.StepLR), rf"saved with the scheduler CosineAnnealingLR, and this run has StepLR: {course}")
     other = made(lr_scheduler.StepLR, 0.5)
-    noted(path, other, "Schedules start as this run made them, and the learning rate is the checkpoint's")
+    first = r"initial_lr of the optimizer \(group 0\) is 0\.01 in the checkpoint, and 0\.5 in this run: the checkpoint's is used"
+    noted(path, other, first, "Schedules start as this run made them, and the learning rate is the checkpoint's")
     assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 + torch.cos(torch.tensor(3 * torch.pi / 5)).item()) / 2)
     assert isinstance(other.scheduler, lr_scheduler.StepLR)
     assert other.scheduler.last_epoch == 0

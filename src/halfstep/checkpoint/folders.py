@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from halfstep.checkpoint.reading import Loaded, read_tree
 from halfstep.checkpoint.shards import read_shards, shard_shapes, write_shards
 from halfstep.checkpoint.spreading import counterparts
 from halfstep.checkpoint.trees import put_at
-from halfstep.checkpoint.writing import write_sealed
+from halfstep.checkpoint.writing import clean_up, write_sealed
 from halfstep.engine import MixedPrecision
 from halfstep.errors import CheckpointError, DamagedCheckpointError
 from halfstep.records import CheckpointRecord, FileRecord, FolderRecord, PartRecord, TensorRecord
@@ -49,7 +48,7 @@ def write_folder(contents: Contents, path: Path, *, rank: int, ranks: int, group
     """
     failure = f"{path} could not be saved"
     part = Path(on_all_ranks(lambda: _begin(path) if rank == 0 else "", group=group, failure=failure)[0])
-    try:
+    with clean_up(part, path) if rank == 0 else nullcontext():
         on_all_ranks(lambda: _check_shared(part), group=group, failure=failure)
         files = write_shards(contents.spread, part, group=group)
         own = on_all_ranks(lambda: _write_own(contents, part, rank=rank, ranks=ranks), group=group, failure=failure)
@@ -57,12 +56,6 @@ def write_folder(contents: Contents, path: Path, *, rank: int, ranks: int, group
             files = (*files, *(each for _, each in own))
         record = own[0][0]
         on_all_ranks(lambda: _finish(record, files, contents, part, path) if rank == 0 else None, group=group, failure=failure)
-    except BaseException as error:
-        if rank == 0:
-            shutil.rmtree(part, ignore_errors=True)
-        if isinstance(error, CheckpointError):  # Users know nothing of the name that it was written under.
-            raise CheckpointError(str(error).replace(str(part), str(path))) from error
-        raise
 
 
 def _begin(path: Path) -> str:

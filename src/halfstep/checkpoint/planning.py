@@ -18,7 +18,7 @@ from halfstep.checkpoint.restoring import EnginePlan, Plan
 from halfstep.checkpoint.resuming import fit_buffers, fit_frozen, fit_outside, fit_progress, fit_state, own_versions
 from halfstep.checkpoint.spreading import part_name
 from halfstep.engine import MixedPrecision
-from halfstep.errors import CheckpointError, HalfstepError
+from halfstep.errors import CheckpointError, ConfigurationError, HalfstepError
 from halfstep.randomness import RandomState
 
 __all__ = ["plan_for"]
@@ -36,7 +36,7 @@ def plan_for(engines: Mapping[str, MixedPrecision], loaded: Loaded, *, strict: b
         CheckpointError: It does not fit.
     """
     fitting = Fitting(strict=strict)
-    record, tree = loaded.record, loaded.tree
+    record = loaded.record
     if (saved := [each.name for each in record.engines]) != list(engines):
         there, here = (", ".join(each or "a single one without a name" for each in names) for names in (saved, list(engines)))
         raise CheckpointError(
@@ -44,10 +44,10 @@ def plan_for(engines: Mapping[str, MixedPrecision], loaded: Loaded, *, strict: b
         )
     try:
         plans = [_engine_plan(name, engine, loaded, fitting=fitting) for name, engine in engines.items()]
-        random = RandomState.from_plain(tree["random"])
+        random = _random_state(loaded)
     except HalfstepError:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise CheckpointError(
             f"{loaded.path} cannot be loaded into this run: {type(error).__name__}: {error}. Nothing was changed. Either it is not of the "
             "form that halfstep writes, or code of the model or of an optimizer, such as a hook, has raised that."
@@ -123,6 +123,13 @@ def _compare_places(loaded: Loaded, *, device: str, fitting: Fitting) -> None:
             "not the same run: batches are put together otherwise. A rank that was not there keeps random numbers of its own, and has what "
             "rank 0 saved for itself, such as buffers and extra."
         )
+
+
+def _random_state(loaded: Loaded) -> RandomState:
+    try:
+        return RandomState.from_plain(loaded.tree["random"])
+    except ConfigurationError as error:
+        raise CheckpointError(f"{loaded.path} cannot be loaded: its part random is not what it should be. {error}") from error
 
 
 def _fit_random(random: RandomState, loaded: Loaded, *, fitting: Fitting) -> RandomState | None:

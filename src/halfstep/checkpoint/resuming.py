@@ -13,6 +13,7 @@ from halfstep.checkpoint.fitting import Fitting
 from halfstep.checkpoint.names import canonical_names, frozen_names, transient_buffers
 from halfstep.checkpoint.placing import shard_like
 from halfstep.checkpoint.trees import copied
+from halfstep.distributed import local_tensor
 from halfstep.engine import MixedPrecision, StepProgress, trained_parameters
 
 __all__ = ["fit_buffers", "fit_frozen", "fit_outside", "fit_progress", "fit_state", "own_versions"]
@@ -147,6 +148,7 @@ def fit_progress(
     """
     if saved is None:
         return None
+    _check_form(saved)
     count, of = saved["micro_batches"], setup["accumulate"]
     fault = _fault(engine, saved, setup=setup, state=state, is_same=is_same)
     if fault:
@@ -170,7 +172,11 @@ def fit_progress(
         is_held=bool(count) and saved["is_held"],
         held_back={name: held[names[name]].to(engine.device, copy=True) for name in names if names[name] in held},
         began=saved["began"],
-        buffers={name: saved["buffers"][canonical] for name, canonical in buffers.items() if canonical in saved["buffers"]},
+        buffers={
+            name: saved["buffers"][buffers[name]]
+            for name, buffer in model.named_buffers()
+            if buffers[name] in saved["buffers"] and _fits(saved["buffers"][buffers[name]], buffer)
+        },
     )
 
 
@@ -184,7 +190,31 @@ def _fault(engine: MixedPrecision, saved: Mapping[str, Any], *, setup: Mapping[s
         return f"this run has accumulate={engine.accumulate}"
     if bool(state["scaler"]) != (engine.scaler is not None):
         return f"this run is in {engine.precision}, with gradients of another scale"
-    known = set(canonical_names(engine.model, list(trained_parameters(engine))).values())
-    if unknown := [name for name in (*saved["gradients"], *saved["held_back"]) if name not in known]:
-        return f"this model has no {unknown[0]} that its gradient could belong to"
+    parameters = trained_parameters(engine)
+    names = canonical_names(engine.model, list(parameters))
+    known = {names[name]: parameter for name, parameter in parameters.items()}
+    for name in (*saved["gradients"], *saved["held_back"]):
+        if name not in known:
+            return f"this model has no {name} that its gradient could belong to"
+    for name, gradient in saved["gradients"].items():
+        if not _fits(gradient, local_tensor(known[name])):
+            return f"the gradient of {name} is {_kind(gradient)}, and {name} of this run {_kind(local_tensor(known[name]))}"
     return ""
+
+
+def _check_form(saved: Any) -> None:
+    """Accepts what has the form of a step in progress.
+
+    Raises:
+        TypeError: It has not.
+    """
+    count, loss = saved["micro_batches"], saved["loss"]
+    tensors = [each for part in ("gradients", "held_back", "buffers") for each in saved[part].values()]
+    if (
+        type(count) is not int
+        or count < 0
+        or not all(type(saved[name]) is bool for name in ("is_held", "began"))
+        or not all(isinstance(each, Tensor) for each in tensors)
+        or not (isinstance(loss, Tensor) and loss.dim() == 0 if count else loss is None or isinstance(loss, Tensor))
+    ):
+        raise TypeError("the step in progress is not of the form that it should have")

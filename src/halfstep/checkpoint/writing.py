@@ -6,7 +6,7 @@ import platform
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib import import_module
 from io import BytesIO
@@ -37,7 +37,7 @@ def write_file(contents: Contents, path: Path) -> None:
     """
     _check_target(path)
     part = part_of(path)
-    with clean_up(part):
+    with clean_up(part, path):
         write_sealed(contents, part, ranks=1, rank=0)
         publish(part, path)
 
@@ -121,15 +121,20 @@ def _without_tensors(value: Any) -> Any:
 
 
 @contextmanager
-def clean_up(part: Path) -> Iterator[None]:
-    """A block that writes a file or a folder aside: what it left unfinished is removed when it raises."""
+def clean_up(part: Path, path: Path) -> Iterator[None]:
+    """A block that writes a file or a folder aside: what it left unfinished is removed when it raises.
+
+    Args:
+        part: What is written.
+        path: The name that it is to have, by which users know it.
+    """
     try:
         yield
-    except BaseException:
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            remove(part)
+        if isinstance(error, CheckpointError):
+            raise CheckpointError(str(error).replace(str(part), str(path))) from error
         raise
 
 
