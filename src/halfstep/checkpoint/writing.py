@@ -18,6 +18,7 @@ from torch import Tensor
 
 from halfstep._torch import dense_parts, storage_key
 from halfstep.archive import part_of, publish, seal, unwritable
+from halfstep.archive.shelves import remove
 from halfstep.archive.wording import bytes_text
 from halfstep.checkpoint.contents import Contents
 from halfstep.checkpoint.trees import named, tensors_in
