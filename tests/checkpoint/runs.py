@@ -16,12 +16,13 @@ from torch import Tensor
 
 from halfstep import MixedPrecision
 from halfstep.checkpoint import load_checkpoint, save_checkpoint
+from halfstep.distributed import local_tensor
 from halfstep.engine import progress_of, state_of
 from halfstep.errors import HalfstepWarning
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.records import StepRecord
 
-__all__ = ["Build", "Run", "batch", "facts", "state", "sweep", "trained"]
+__all__ = ["Build", "Run", "batch", "facts", "seeded", "state", "sweep", "trained"]
 
 STEPS = 40
 
@@ -91,7 +92,7 @@ def state(run: Run) -> dict[str, str]:
             "optimizers": [optimizer.state_dict() for optimizer in engine.optimizers],
             "schedulers": [each.state_dict() for each in (schedulers if isinstance(schedulers, list) else [schedulers]) if each],
             "engine": state_of(engine),
-            "progress": [0 if progress is None else progress.micro_batches, None if progress is None else progress.loss],
+            "progress": [] if progress is None else [progress.micro_batches, progress.loss, progress.held_back],
         }
     return dict(flat(found))
 
@@ -111,7 +112,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def tensor_text(tensor: Tensor) -> str:
-    tensor = tensor.detach().resolve_conj()
+    tensor = local_tensor(tensor).detach().resolve_conj()
     if tensor.layout is torch.sparse_coo:
         return f"sparse {tensor.is_coalesced()} {tensor_text(tensor._indices())} {tensor_text(tensor._values())}"
     kind = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
@@ -124,7 +125,16 @@ def trained(run: Run, start: int, end: int) -> list[Facts]:
     return [run.step(number) for number in range(start, end)]
 
 
-def sweep(build: Build, *, at: Iterable[int], folder: Path, steps: int = STEPS) -> list[Facts]:
+def seeded(build: Build, seed: int, *, rank: int = 0) -> Run:
+    """A run whose ranks begin with the same weights, and then draw each their own random numbers."""
+    seed_everything(seed)
+    run = build()
+    if rank:
+        seed_everything(seed + 10000 * rank)
+    return run
+
+
+def sweep(build: Build, *, at: Iterable[int], folder: Path, steps: int = STEPS, rank: int = 0) -> list[Facts]:
     """Interrupts a run at each of some steps, and makes sure that it is the one that never stopped.
 
     Args:
@@ -132,17 +142,16 @@ def sweep(build: Build, *, at: Iterable[int], folder: Path, steps: int = STEPS) 
         at: After how many steps.
         folder: For the checkpoints.
         steps: How many the whole run has.
+        rank: Of this process among those that train together, which draw other random numbers each.
 
     Returns:
         What the steps of the run say.
     """
     places = sorted(at)
-    seed_everything(0)
-    untouched = build()
+    untouched = seeded(build, 0, rank=rank)
     expected, end = trained(untouched, 0, steps), state(untouched)
 
-    seed_everything(0)
-    saving = build()
+    saving = seeded(build, 0, rank=rank)
     seen: list[Facts] = []
     states = {}
     for number in range(steps + 1):
@@ -154,8 +163,7 @@ def sweep(build: Build, *, at: Iterable[int], folder: Path, steps: int = STEPS) 
     assert (seen, state(saving)) == (expected, end), "to save has changed the run"
 
     for number in places:
-        seed_everything(1000 + number)
-        resumed = build()
+        resumed = seeded(build, 1000 + number, rank=rank)
         with warnings.catch_warnings():
             warnings.simplefilter("error", HalfstepWarning)
             info = load_checkpoint(folder / f"{number}.pt", resumed.engines)

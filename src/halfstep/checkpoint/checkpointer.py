@@ -17,7 +17,7 @@ from halfstep.archive.shelves import remove
 from halfstep.checkpoint.contents import as_engines
 from halfstep.checkpoint.loading import CheckpointInfo, load_into
 from halfstep.checkpoint.ranks import on_all_ranks
-from halfstep.checkpoint.saving import captured, check_step, common_ranks, path_of
+from halfstep.checkpoint.saving import agreed, captured, check_step, common_ranks, path_of
 from halfstep.checkpoint.writers import Writer
 from halfstep.engine import MixedPrecision
 from halfstep.errors import CheckpointError, ConfigurationError, DamagedCheckpointError, HalfstepWarning, InvalidTypeError
@@ -138,7 +138,7 @@ class Checkpointer:
             CheckpointError: It could not be saved, or an earlier one could not be written in the background.
             StepOrderError: An engine is at a point that cannot be gone on from.
         """
-        number = check_step(step)
+        number = agreed(lambda: check_step(step), ranks=self._ranks)
         path = self.folder / checkpoint_name(number, kind="file" if self._ranks is None else "folder")
         with self._saving:
             return self._save(path, number, extra=extra)

@@ -88,6 +88,8 @@ def capture(engines: Mapping[str, MixedPrecision], *, step: int, extra: Mapping[
         CheckpointError: Something cannot be saved; the message names it.
         StepOrderError: An engine is at a point that cannot be gone on from.
     """
+    if extra is not None and not isinstance(extra, Mapping):
+        raise InvalidTypeError(f"extra is a dictionary of what else to keep, not a {type(extra).__name__}.")
     spread = Spread() if ranks is None else Spread.over(ranks)
     tree: dict[str, Any] = {"format": FORMAT, "step": step}
     records = []

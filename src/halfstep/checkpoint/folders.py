@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep.archive import checksum, part_of, publish, read_folder, read_record, verify, verify_stretches, write_folder_record
+from halfstep.archive.folders import FOLDER_FILE
 from halfstep.checkpoint.contents import Contents
 from halfstep.checkpoint.ranks import on_all_ranks
 from halfstep.checkpoint.reading import Loaded, read_tree
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["read_spread", "write_folder"]
-
-_MANIFEST = "checkpoint.json"
 
 
 def write_folder(contents: Contents, path: Path, *, rank: int, ranks: int, group: ProcessGroup) -> None:
@@ -61,7 +60,7 @@ def write_folder(contents: Contents, path: Path, *, rank: int, ranks: int, group
 def _begin(path: Path) -> str:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file, and several ranks save a folder. Name another.")
-    if path.is_dir() and not (path / _MANIFEST).is_file() and any(path.iterdir()):
+    if path.is_dir() and not (path / FOLDER_FILE).is_file() and any(path.iterdir()):
         raise CheckpointError(f"{path} is a folder that is no checkpoint: it is not replaced. Name one that is not there.")
     part = part_of(path)
     part.mkdir()

@@ -10,6 +10,8 @@ from typing import Any, final
 
 import torch
 
+from halfstep.archive import checkpoints_in
+from halfstep.archive.folders import FOLDER_FILE
 from halfstep.checkpoint.contents import as_engines
 from halfstep.checkpoint.folders import read_spread
 from halfstep.checkpoint.planning import plan_for
@@ -20,7 +22,7 @@ from halfstep.checkpoint.saving import common_ranks, path_of
 from halfstep.checkpoint.trees import copied
 from halfstep.distributed import Ranks
 from halfstep.engine import MixedPrecision, micro_batches_of
-from halfstep.errors import InvalidTypeError, StepOrderError
+from halfstep.errors import CheckpointError, InvalidTypeError, StepOrderError
 from halfstep.records import CheckpointRecord
 
 __all__ = ["CheckpointInfo", "load_checkpoint", "load_into"]
@@ -119,12 +121,23 @@ def _check_between_steps(engine: MixedPrecision) -> None:
 def _read(
     path: Path, engines: Mapping[str, MixedPrecision], *, ranks: Ranks | None, together: Callable[[Callable[[], object]], object]
 ) -> Loaded:
+    together(lambda: _check_one(path))
     rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.size)
     if path.is_dir():
         return read_spread(path, engines, rank=rank, ranks=count, group=None if ranks is None else ranks.process_group)
     kept: list[Loaded] = []
     together(lambda: kept.append(read_file(path, rank=rank, ranks=count)))
     return kept[0]
+
+
+def _check_one(path: Path) -> None:
+    """Accepts a path that is not that of a folder of checkpoints: which of them is meant, nobody knows."""
+    below = [] if not path.is_dir() or (path / FOLDER_FILE).exists() else checkpoints_in(path)
+    if below:
+        raise CheckpointError(
+            f"{path} is no checkpoint, but holds {len(below)} of them. Name one, such as {below[0][1]}, or use "
+            f"Checkpointer({str(path)!r}, ...).resume(), which goes on from the newest valid one."
+        )
 
 
 def _together(ranks: Ranks | None, *, failure: str) -> Callable[[Callable[[], object]], object]:

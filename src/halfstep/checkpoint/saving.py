@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 from halfstep.checkpoint.contents import Contents, as_engines, capture
 from halfstep.checkpoint.folders import write_folder
@@ -14,9 +14,11 @@ from halfstep.checkpoint.ranks import on_all_ranks
 from halfstep.checkpoint.writing import write_file
 from halfstep.distributed import Ranks
 from halfstep.engine import MixedPrecision
-from halfstep.errors import CheckpointError, ConfigurationError, InvalidTypeError
+from halfstep.errors import CheckpointError, ConfigurationError, InvalidTypeError, RanksDisagreeError
 
-__all__ = ["captured", "check_step", "common_ranks", "path_of", "save_checkpoint"]
+Value = TypeVar("Value")
+
+__all__ = ["agreed", "captured", "check_step", "common_ranks", "path_of", "save_checkpoint"]
 
 
 def save_checkpoint(
@@ -62,9 +64,10 @@ def save_checkpoint(
         (100, {'epoch': 3}, ['bias', 'weight'])
     """
     engines = as_engines(amp, call="save_checkpoint(path, amp, ...)")
-    place = path_of(path, call="save_checkpoint(path, ...)")
     ranks = common_ranks(engines)
-    contents = captured(engines, step=check_step(step), extra=extra, ranks=ranks, path=place)
+    number, name = agreed(lambda: (check_step(step), str(path_of(path, call="save_checkpoint(path, ...)"))), ranks=ranks)
+    place = Path(name)
+    contents = captured(engines, step=number, extra=extra, ranks=ranks, path=place)
     if ranks is None:
         write_file(contents, place)
     else:
@@ -76,14 +79,28 @@ def captured(
     engines: Mapping[str, MixedPrecision], *, step: int, extra: Mapping[str, Any] | None, ranks: Ranks | None, path: Path
 ) -> Contents:
     """What this process has to save; where one of several ranks cannot tell, all raise."""
-    if extra is not None and not isinstance(extra, Mapping):
-        raise InvalidTypeError(f"extra is a dictionary of what else to keep, not a {type(extra).__name__}.")
     if ranks is None:
         return capture(engines, step=step, extra=extra, ranks=None)
     kept: list[Contents] = []
     failure = f"{path} could not be saved"
     on_all_ranks(lambda: kept.append(capture(engines, step=step, extra=extra, ranks=ranks)), group=ranks.process_group, failure=failure)
     return kept[0]
+
+
+def agreed(work: Callable[[], Value], *, ranks: Ranks | None) -> Value:
+    """What a function returns, on all ranks the same.
+
+    Raises:
+        RanksDisagreeError: It returns something else on some rank.
+        CheckpointError: It raised on some rank; in one process it raises what it raises.
+    """
+    if ranks is None:
+        return work()
+    values = on_all_ranks(work, group=ranks.process_group, failure="The checkpoint could not be saved")
+    if any(value != values[0] for value in values):
+        listed = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        raise RanksDisagreeError(f"The ranks do not save the same checkpoint, by step and name: {listed}. Pass the same on every rank.")
+    return values[0]
 
 
 def common_ranks(engines: Mapping[str, MixedPrecision]) -> Ranks | None:

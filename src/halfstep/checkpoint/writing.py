@@ -71,17 +71,24 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
     """
     _check_readable(contents.tree)
     record = record_of(contents, ranks=ranks, rank=rank)
-    check_room(path, sum(part.bytes for part in record.parts))
+    needed = _memory_of(contents.tree)
+    check_room(path, needed)
     try:
         # A file object rather than a path, so that the name of the file is no part of what is in it.
         # It is buffered, since a raw one writes up to 2 GiB in a call, and torch does not look at how much was written.
         with path.open("xb") as file, _without_checksums():
             torch.save(contents.tree, file)
     except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError when a disk is full.
-        check_room(path, sum(part.bytes for part in record.parts), found=error)
+        check_room(path, needed, found=error)
         raise unwritable(path, _said_by_system(error)) from error
     seal(path, record)
     return record
+
+
+def _memory_of(tree: Any) -> int:
+    """How many bytes the tensors in a nested state take on disk, where memory that several share is written once."""
+    parts = [part for _, tensor in tensors_in(tree) for part in dense_parts(tensor)]
+    return sum({storage_key(part): part.untyped_storage().nbytes() for part in parts}.values())
 
 
 def _said_by_system(error: BaseException) -> OSError:
