@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Final, final
 
 import numpy as np
@@ -112,8 +113,9 @@ class RandomState:
             version, internal, next_gauss = plain["python"]
             kind, keys, position, has_gauss, gauss = plain["numpy"]
             state = cls(
-                python=(version, tuple(internal), next_gauss),
-                numpy=(kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
+                # As numbers, since Python's generator takes anything, and gives it out again.
+                python=(version, tuple(map(index, internal)), None if next_gauss is None else float(next_gauss)),
+                numpy=(kind, keys.numpy().astype(np.uint32), index(position), index(has_gauss), float(gauss)),
                 cpu=plain["cpu"],
                 cuda=tuple(plain["cuda"]),
             )

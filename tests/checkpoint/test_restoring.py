@@ -197,7 +197,7 @@ def several() -> Run:
 def test_a_part_that_raises_after_others_were_loaded(kind: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(several, tmp_path)
     monkeypatch.setattr(kind, "fails", True)
-    refused(path, several, error=ArithmeticError, match=match)
+    refused(path, several, error=CheckpointError, match=rf"cannot be loaded into that of this run: ArithmeticError: {match}\. Nothing")
 
 
 def test_the_second_of_two_engines_does_not_fit(tmp_path: Path) -> None:

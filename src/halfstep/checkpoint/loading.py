@@ -105,9 +105,9 @@ def _load(engines: Mapping[str, MixedPrecision], path: Path, *, strict: bool, st
     loaded = _read(path, engines, ranks=ranks, together=together)
     plans: list[Plan] = []
     together(lambda: plans.append(plan_for(engines, loaded, strict=strict)))
+    extra = copied(loaded.tree["extra"])
     plans[0].carry_out(stacklevel=stacklevel, together=together)
-    notes = tuple(plans[0].fitting.notes)
-    return CheckpointInfo(path=path, step=loaded.record.step, extra=copied(loaded.tree["extra"]), notes=notes, record=loaded.record)
+    return CheckpointInfo(path=path, step=loaded.record.step, extra=extra, notes=tuple(plans[0].fitting.notes), record=loaded.record)
 
 
 def _check_between_steps(engine: MixedPrecision) -> None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -18,7 +19,7 @@ from halfstep.checkpoint.fitting import Fitting
 from halfstep.checkpoint.nesting import load_inner, shared_groups
 from halfstep.checkpoint.trees import copied
 from halfstep.engine import MixedPrecision, StepProgress, go_on_from, state_of
-from halfstep.errors import HalfstepWarning
+from halfstep.errors import CheckpointError, HalfstepError, HalfstepWarning
 from halfstep.randomness import RandomState
 from halfstep.replay.state import StepState, TrainingState
 
@@ -93,7 +94,15 @@ class Plan:
             undo.pop_all()
 
     def _load(self, undo: ExitStack, *, stacklevel: int) -> list[EnginePlan]:
-        plans = [_load_parts(each, fitting=self.fitting, undo=undo) for each in self.engines]
+        try:
+            plans = [_load_parts(each, fitting=self.fitting, undo=undo) for each in self.engines]
+        except HalfstepError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "What was saved of an optimizer, a scheduler or the loss scaler cannot be loaded into that of this run: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Nothing was changed."
+            ) from error
         for note in self.fitting.notes:
             warnings.warn(note, HalfstepWarning, stacklevel=stacklevel)
         for plan in plans:
@@ -112,7 +121,7 @@ def _load_parts(plan: EnginePlan, *, fitting: Fitting, undo: ExitStack) -> Engin
             optimizer.load_state_dict(state)
             load_inner(optimizer, inner, shared=shared, undo=undo)
     for scheduler, state in zip(schedulers_of(engine), plan.schedulers or [], strict=False):
-        undo.callback(scheduler.load_state_dict, copy.deepcopy(scheduler.state_dict()))
+        undo.callback(_attempt, partial(scheduler.load_state_dict, copy.deepcopy(scheduler.state_dict())))
         scheduler.load_state_dict(state)
     undo.callback(_load_quietly, engine, state_of(engine))
     for said in _load_quietly(engine, plan.state, adopt_settings=False):

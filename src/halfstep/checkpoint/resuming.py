@@ -13,7 +13,7 @@ from halfstep.checkpoint.fitting import Fitting
 from halfstep.checkpoint.names import canonical_names, frozen_names, transient_buffers
 from halfstep.checkpoint.placing import shard_like
 from halfstep.checkpoint.trees import copied
-from halfstep.distributed import local_tensor
+from halfstep.distributed import fully_sharded_modules, local_tensor
 from halfstep.engine import MixedPrecision, StepProgress, trained_parameters
 
 __all__ = ["fit_buffers", "fit_frozen", "fit_outside", "fit_progress", "fit_state", "own_versions"]
@@ -190,6 +190,8 @@ def _fault(engine: MixedPrecision, saved: Mapping[str, Any], *, setup: Mapping[s
         return f"this run has accumulate={engine.accumulate}"
     if bool(state["scaler"]) != (engine.scaler is not None):
         return f"this run is in {engine.precision}, with gradients of another scale"
+    if saved["held_back"] and not fully_sharded_modules(engine.model):
+        return "this model is not in fully_shard, which held its gradients back"
     parameters = trained_parameters(engine)
     names = canonical_names(engine.model, list(parameters))
     known = {names[name]: parameter for name, parameter in parameters.items()}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
+
+import torch.distributed as dist
 
 from halfstep.checkpoint.contents import Contents, as_engines, capture
 from halfstep.checkpoint.folders import write_folder
@@ -14,7 +17,7 @@ from halfstep.checkpoint.ranks import on_all_ranks
 from halfstep.checkpoint.writing import write_file
 from halfstep.distributed import Ranks
 from halfstep.engine import MixedPrecision
-from halfstep.errors import CheckpointError, ConfigurationError, InvalidTypeError, RanksDisagreeError
+from halfstep.errors import CheckpointError, ConfigurationError, HalfstepWarning, InvalidTypeError, RanksDisagreeError
 
 Value = TypeVar("Value")
 
@@ -111,10 +114,23 @@ def common_ranks(engines: Mapping[str, MixedPrecision]) -> Ranks | None:
     """
     found = [engine.ranks for engine in engines.values() if engine.ranks is not None]
     if not found:
+        _warn_of_others()
         return None
     if any((each.rank, each.size) != (found[0].rank, found[0].size) for each in found):
         raise ConfigurationError("The engines train on different ranks, which one checkpoint cannot hold. Save each by itself.")
     return found[0]
+
+
+def _warn_of_others() -> None:
+    """Says that other processes may write the same file, where nothing tells that they train together."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        warnings.warn(
+            f"This is rank {dist.get_rank()} of {dist.get_world_size()}, but its model is in no DistributedDataParallel or fully_shard: it "
+            "is saved and loaded as that of one process, and ranks that save to the same path overwrite each other. Wrap the model, or "
+            "pass MixedPrecision(process_group=...), for one checkpoint of all ranks; or give each rank a path of its own.",
+            HalfstepWarning,
+            stacklevel=4,
+        )
 
 
 def check_step(step: object) -> int:

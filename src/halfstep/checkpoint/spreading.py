@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Self
@@ -126,7 +127,8 @@ class Spread:
         """
         kind = dtensor_type()
         is_spread = kind is not None and isinstance(tensor, kind)
-        if self._ranks is None or not (is_spread or place in self._same):
+        # A sparse one, such as a momentum of sparse gradients, cannot be stored in parts: each rank keeps the same.
+        if self._ranks is None or not (is_spread or (place in self._same and tensor.layout is torch.strided)):
             return False
         name = self._names.get(place)
         if name is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep._torch import set_versions, storage_key, versions_in
+from halfstep.distributed import dtensor_type, local_tensor
 from halfstep.errors import CheckpointError
 
 __all__ = ["Place", "at", "compacted", "copied", "named", "plain", "put_at", "tensors_in"]
@@ -120,6 +121,9 @@ def _key(key: Any, place: Place) -> Any:
 
 
 def _plain_tensor(value: Tensor, place: Place) -> Tensor:
+    kind = dtensor_type()
+    if kind is not None and isinstance(value, kind) and value.device_mesh.size() == 1:  # Spread over this process alone.
+        value = local_tensor(value.detach())
     if type(value) not in _TENSORS:
         raise CheckpointError(
             f"{named(place)} is a {type(value).__name__}, a kind of tensor that a checkpoint cannot hold. Save a plain tensor made of it."
