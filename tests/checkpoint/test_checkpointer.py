@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 import halfstep
 from halfstep.archive import verify
 from halfstep.checkpoint import Checkpointer, load_checkpoint, save_checkpoint
+from halfstep.engine import MixedPrecision
 from halfstep.errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -308,3 +309,21 @@ def test_notes_are_said_where_the_run_is_resumed(run: Run, tmp_path: Path) -> No
 def test_it_is_public(run: Run, tmp_path: Path) -> None:
     assert halfstep.Checkpointer is Checkpointer
     assert halfstep.save_checkpoint is save_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("counted", "saved_at"),
+    [
+        (range(1, 41), [10, 20, 30, 40]),
+        (range(3, 45, 3), [12, 21, 30, 42]),
+        (range(5, 50, 10), [15, 25, 35, 45]),
+        ([10, 10, 4, 10, 11], [10, 10]),
+        ([0, 25], [25]),
+    ],
+)
+def test_a_loop_may_count_in_strides(counted: Sequence[int], saved_at: list[int], tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    amp = MixedPrecision(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp32")
+    checkpointer = Checkpointer(tmp_path, amp=amp, every=10, keep=None)
+    saved = [step for step in counted if checkpointer.save_if_due(step) is not None]
+    assert saved == saved_at

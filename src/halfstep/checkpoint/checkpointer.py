@@ -86,6 +86,7 @@ class Checkpointer:
         self.keep = keep
         self._ranks = common_ranks(self._engines)
         self._saving = threading.RLock()
+        self._seen: int | None = None
         self._later_are_known = False
         self._damaged: set[Path] = set()
         self._writer = Writer(self._ranks, in_background=background)
@@ -107,7 +108,7 @@ class Checkpointer:
         return on_all_ranks(lambda: work() if is_first else None, group=self._ranks.process_group, failure=failure)[0]
 
     def save_if_due(self, step: int, *, extra: Extra | None = None) -> Path | None:
-        """Saves, if `every` steps have passed.
+        """Saves, if a multiple of `every` was reached, or passed, since the last call.
 
         Args:
             step: How many steps were taken, as you count them.
@@ -122,7 +123,10 @@ class Checkpointer:
         """
         if self.every is None:
             raise ConfigurationError("save_if_due(step) needs Checkpointer(every=...), the steps from one checkpoint to the next.")
-        return self.save(step, extra=extra) if check_step(step) % self.every == 0 and step else None
+        now, before, self._seen = check_step(step), self._seen, check_step(step)
+        # A loop may count in strides that pass over the multiples.
+        is_due = now % self.every == 0 if before is None else now // self.every > before // self.every
+        return self.save(now, extra=extra) if is_due and now else None
 
     def save(self, step: int, *, extra: Extra | None = None) -> Path:
         """Saves now.
@@ -201,11 +205,14 @@ class Checkpointer:
         faults: list[str] = []
         for path in self.checkpoints():
             try:
-                return load_into(self._engines, path, strict=strict, stacklevel=3)
+                info = load_into(self._engines, path, strict=strict, stacklevel=3)
             except DamagedCheckpointError as error:
                 faults.append(str(error))
                 self._damaged.add(path)
                 warnings.warn(f"{error} An earlier checkpoint is used, if there is a valid one.", HalfstepWarning, stacklevel=2)
+            else:
+                self._seen = info.step
+                return info
         if faults:
             raise DamagedCheckpointError(
                 f"None of the {len(faults)} checkpoints in {self.folder} is valid, so the run cannot go on; the newest: {faults[0]} To "

@@ -132,7 +132,10 @@ def _read(
 
 def _check_one(path: Path) -> None:
     """Accepts a path that is not that of a folder of checkpoints: which of them is meant, nobody knows."""
-    below = [] if not path.is_dir() or (path / FOLDER_FILE).exists() else checkpoints_in(path)
+    try:
+        below = [] if not path.is_dir() or (path / FOLDER_FILE).exists() else checkpoints_in(path)
+    except OSError as error:  # Such as a name that is too long to ask about.
+        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from error
     if below:
         raise CheckpointError(
             f"{path} is no checkpoint, but holds {len(below)} of them. Name one, such as {below[0][1]}, or use "

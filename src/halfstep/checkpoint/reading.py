@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 
 from halfstep.archive import verify
 from halfstep.checkpoint.contents import FORMAT
-from halfstep.errors import DamagedCheckpointError
+from halfstep.errors import CheckpointError, DamagedCheckpointError
 from halfstep.records import CheckpointRecord
 
 __all__ = ["Loaded", "read_file", "read_tree"]
+
+# How often a file is read that others replace meanwhile.
+_ATTEMPTS: Final = 5
 
 
 @final
@@ -49,8 +52,27 @@ def read_file(path: Path, *, rank: int = 0, ranks: int = 1) -> Loaded:
         DamagedCheckpointError: It is no checkpoint, or not as it was saved.
         CheckpointError: It is not there, or may not be read.
     """
-    record = verify(path)
-    return Loaded(path=path, record=record, tree=read_tree(path, record=record), is_same=ranks == 1, has_own=rank == 0)
+    for attempt in range(_ATTEMPTS):
+        before = _identity(path)
+        try:
+            record = verify(path)
+            tree = read_tree(path, record=record)
+        except DamagedCheckpointError:
+            if _identity(path) == before or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            if _identity(path) == before:
+                return Loaded(path=path, record=record, tree=tree, is_same=ranks == 1, has_own=rank == 0)
+    raise CheckpointError(f"{path} was replaced by another process each time that it was read. Load it when nobody saves to it.")
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Which file it is that has a name now: it may be replaced, as a whole, while it is read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_tree(path: Path, *, record: CheckpointRecord) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def fit_state(engine: MixedPrecision, saved: Mapping[str, Any], *, policy: str, 
     scaler = engine.scaler
     if scaler is None:
         return state
-    if not state["scaler"]:
+    if not state.get("scaler"):
         state["scaler"] = None
         if "fp16" in policy:
             fitting.object(
@@ -188,7 +188,7 @@ def _fault(engine: MixedPrecision, saved: Mapping[str, Any], *, setup: Mapping[s
         return "this run has another number of ranks, whose gradients are others"
     if setup["accumulate"] != engine.accumulate:
         return f"this run has accumulate={engine.accumulate}"
-    if bool(state["scaler"]) != (engine.scaler is not None):
+    if bool(state.get("scaler")) != (engine.scaler is not None):
         return f"this run is in {engine.precision}, with gradients of another scale"
     if saved["held_back"] and not fully_sharded_modules(engine.model):
         return "this model is not in fully_shard, which held its gradients back"
