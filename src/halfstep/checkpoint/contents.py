@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from halfstep._torch import set_versions, versions_in
 from halfstep.checkpoint.names import canonical_names, frozen_names, transient_buffers
@@ -123,7 +124,7 @@ def _engine_record(name: str, engine: MixedPrecision, *, progress: Mapping[str, 
 
 def _engine_parts(engine: MixedPrecision) -> dict[str, Any]:
     progress = progress_of(engine)  # First, since it refuses moments that cannot be gone on from.
-    optimizers = [optimizer.state_dict() for optimizer in engine.optimizers]
+    optimizers = [_optimizer_state(optimizer) for optimizer in engine.optimizers]
     schedulers = [_scheduler_state(each) for each in schedulers_of(engine)]
     return {
         "model": model_state(engine.model),
@@ -168,6 +169,15 @@ def schedulers_of(engine: MixedPrecision) -> list[Any]:
     """The schedulers that an engine moves."""
     given: Any = engine.scheduler
     return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise CheckpointError(
+            "A ZeroRedundancyOptimizer cannot be saved: each rank has a part of its state, and does not say which. Use "
+            "torch.distributed.fsdp.fully_shard(model), which spreads the state of any optimizer."
+        )
+    return optimizer.state_dict()
 
 
 def _scheduler_state(scheduler: Any) -> Any:

@@ -157,7 +157,8 @@ def fit_optimizer(
         else {key: placed_like(tensors[index[old]], copied(value)) for key, value in values.items()}
         for old, values in saved["state"].items()
     }
-    return {"state": state, "param_groups": groups}
+    further = {key: copied(value) for key, value in saved.items() if key not in ("state", "param_groups")}
+    return {**further, "state": state, "param_groups": groups}
 
 
 def _difference(then: Sequence[Any], now: Sequence[Any]) -> str:
