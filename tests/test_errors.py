@@ -10,7 +10,9 @@ from halfstep import errors
 from halfstep.errors import HalfstepError, HalfstepWarning, InvalidTypeError, TaskError, did_you_mean
 
 MISTAKES = {
+    errors.CheckpointError: RuntimeError,
     errors.ConfigurationError: ValueError,
+    errors.DamagedCheckpointError: ValueError,
     errors.InvalidTypeError: TypeError,
     errors.PersistentSkipsError: RuntimeError,
     errors.RanksDisagreeError: RuntimeError,
