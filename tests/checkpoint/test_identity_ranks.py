@@ -44,8 +44,8 @@ def test_stopped_after_some_steps(tmp_path: Path) -> None:
 
 
 def test_three_ranks(tmp_path: Path) -> None:
-    """Sums of more than two numbers depend on their order, which that of the parameters in memory decides."""
-    places = dict.fromkeys(["ddp fp32", "ddp fp16 accumulated", "ddp fp16 accumulated, views", "fsdp fp16 accumulated"], (1, 7))
+    # What DistributedDataParallel sums on more than two ranks depends on where it lies in memory, which it lays out anew after each start.
+    places = {"fsdp fp16 accumulated": (1, 7)}
     run_ranks(identity_ranks.interrupted, tmp_path, places, tmp_path=tmp_path, size=3, timeout_s=120)
 
 

@@ -82,7 +82,7 @@ def plain(value: Any, place: Place, *, take: Callable[[Place, Tensor], bool] = l
         for key, each in value.items():
             copied[_key(key, place)] = plain(each, (*place, key), take=take)
         if (versions := versions_in(value)) is not None:
-            set_versions(copied, versions)
+            set_versions(copied, plain(versions, (*place, "(versions)")))
         return copied
     raise CheckpointError(
         f"{named(place)} is a {kind.__name__}, which a checkpoint cannot hold: reading it would mean running code. Allowed are "

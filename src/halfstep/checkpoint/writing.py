@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from halfstep._torch import dense_parts, storage_key
+from halfstep._torch import dense_parts, set_versions, storage_key, versions_in
 from halfstep.archive import part_of, publish, seal, unwritable
 from halfstep.archive.shelves import remove
 from halfstep.archive.wording import bytes_text
@@ -124,6 +124,8 @@ def _without_tensors(value: Any) -> Any:
         same = type(value)()
         for key, each in value.items():
             same[key] = _without_tensors(each)
+        if (versions := versions_in(value)) is not None:
+            set_versions(same, versions)
         return same
     return type(value)(map(_without_tensors, value)) if type(value) in (list, tuple) else value
 
