@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["Writer"]
+
+# So far the priority of the thread that writes lies below that of the others, in the units of nice(1).
+_NICE: Final = 10
 
 
 @final
@@ -60,6 +66,7 @@ class Writer:
         staged = replace(contents, tree=self._stage.copy(contents.tree), spread=self._copied(contents.spread))
 
         def work() -> None:
+            _give_way()
             try:
                 self._write(staged, path)
                 afterwards()
@@ -101,6 +108,16 @@ class Writer:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _give_way() -> None:
+    """Lets this thread, and those that it starts, have what the threads that train leave of the processors.
+
+    Where they share one, a thread of a parallel kernel that has to wait for its turn holds up all the others of that kernel.
+    """
+    if sys.platform == "linux":  # Elsewhere a priority is one of the whole process.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
 
 
 def _group_of(ranks: Ranks) -> ProcessGroup:
