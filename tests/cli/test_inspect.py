@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,17 @@ def test_a_real_process_inspects_without_torch_and_executes_nothing(tmp_path: Pa
     words = [sys.executable, "-m", "halfstep", "inspect", str(path), "--tensors", "--json", "-"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert Inspections.from_json(done.stdout).inspections[0].is_valid
+    assert done.returncode == 1, done.stderr
+    assert "its structure names posix.mkdir" in Inspections.from_json(done.stdout).inspections[0].fault
     assert not (tmp_path / "executed").exists()
+
+
+def test_code_in_a_file_whose_checksums_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step-00000100.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", b"cposix\nsystem\n(S'touch x'\ntR.")
+        file.writestr("archive/version", b"3")
+    seal(path, samples.record(tensors=(), parts=()))
+    assert run(path) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "is never loaded, whatever its checksums say: its structure names posix.system" in printed

@@ -11,7 +11,9 @@ from halfstep.archive.folders import FOLDER_FILE
 from halfstep.archive.opening import opened
 from halfstep.archive.recognition import foreign_kind
 from halfstep.archive.shelves import checkpoints_in, step_of
+from halfstep.archive.structures import foreign_name
 from halfstep.archive.verification import read_record, verify
+from halfstep.archive.wording import plain
 from halfstep.errors import CheckpointError, ConfigurationError, DamagedCheckpointError
 from halfstep.records import CheckpointRecord, Inspection
 
@@ -40,6 +42,7 @@ def inspect_path(path: Path, *, check: Check = verify) -> Inspection:
     fault = ""
     try:
         record = check(path)
+        fault = _foreign(path)
     except DamagedCheckpointError as error:
         fault = str(error)
         # It may be the data alone that is damaged.
@@ -56,6 +59,15 @@ def inspect_path(path: Path, *, check: Check = verify) -> Inspection:
         fault=fault,
         checkpoint=record,
     )
+
+
+def _foreign(path: Path) -> str:
+    """What a checkpoint names that would have to be run, which no checksum tells; empty where it names nothing of the kind."""
+    for file in sorted(path.glob("rank-*.pt")) if os.path.isdir(path) else [path]:
+        name = foreign_name(file)
+        if name:
+            return f"{file} is never loaded, whatever its checksums say: its structure names {plain(name)}, where plain values stand alone."
+    return ""
 
 
 def places_of(path: Path) -> list[Path]:

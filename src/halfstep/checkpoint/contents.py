@@ -140,6 +140,7 @@ def _engine_parts(engine: MixedPrecision) -> dict[str, Any]:
             "accumulate": engine.accumulate,
             "optimizers": [type(each).__name__ for each in engine.optimizers],
             "schedulers": [type(each).__name__ for each in schedulers_of(engine)],
+            "clipping": [engine.max_grad_norm, engine.max_grad_value],
             "frozen": frozen_names(engine.model),
             "parameters": [optimizer_parameters(engine.model, each) for each in engine.optimizers],
         },

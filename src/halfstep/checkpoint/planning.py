@@ -65,7 +65,7 @@ def _engine_plan(name: str, engine: MixedPrecision, loaded: Loaded, *, fitting: 
     entries = {each: value for each, value in part("model").items() if each not in empty}
     values = fit_model(model, entries, part=part_name(name, "model"), fitting=fitting)
     fit_frozen(model, setup["frozen"], part=part_name(name, "model"), fitting=fitting)
-    state = fit_state(engine, part("amp"), policy=setup["policy"], fitting=fitting)
+    state = fit_state(engine, part("amp"), policy=setup["policy"], clipping=setup["clipping"], fitting=fitting)
     optimizers, inner = _fit_optimizers(engine, part("optimizer"), part("inner"), setup, part=part_name(name, "optimizer"), fitting=fitting)
     return EnginePlan(
         engine=engine,

@@ -94,7 +94,9 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
-def fit_state(engine: MixedPrecision, saved: Mapping[str, Any], *, policy: str, fitting: Fitting) -> dict[str, Any]:
+def fit_state(
+    engine: MixedPrecision, saved: Mapping[str, Any], *, policy: str, clipping: Sequence[float | None], fitting: Fitting
+) -> dict[str, Any]:
     """What to load into an engine besides the model and the optimizers.
 
     Raises:
@@ -103,6 +105,9 @@ def fit_state(engine: MixedPrecision, saved: Mapping[str, Any], *, policy: str, 
     state: dict[str, Any] = copied(dict(saved))
     if policy != str(engine.policy):
         fitting.notes.append(f"It was saved in {policy}, and this run goes on in {engine.policy}.")
+    for name, then, now in zip(("max_grad_norm", "max_grad_value"), clipping, (engine.max_grad_norm, engine.max_grad_value), strict=True):
+        if then != now:
+            fitting.notes.append(f"It was saved with {name}={then}, and this run goes on with {name}={now}.")
     scaler = engine.scaler
     if scaler is None:
         return state

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep._torch import own_buffers
+from halfstep.distributed import local_tensor
 from halfstep.randomness import RandomState
 
 __all__ = ["StepState", "TrainingState"]
@@ -185,5 +186,5 @@ def _is_same(tensor: Tensor, value: Tensor) -> bool:
     """Whether two tensors are the same bit for bit; numbers say that 0 is -0, and that NaN is not NaN."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return False
-    bits = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, value)]
+    bits = [local_tensor(each.detach()).resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, value)]
     return torch.equal(*bits)
