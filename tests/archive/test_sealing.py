@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from halfstep.archive import read_record, seal, sealing, verify
-from halfstep.errors import CheckpointError
+from halfstep.archive.checksums import checksums
+from halfstep.errors import CheckpointError, DamagedCheckpointError
 from tests.archive import samples
 
 
@@ -215,3 +216,28 @@ class TestErrors:
         many = tuple(replace(samples.TENSORS[0], name=f"model.{number}") for number in range(20))
         with pytest.raises(CheckpointError, match=r"the names of its 20 tensors take 1\.\d KiB, and up to 1000 bytes are allowed\. Keep"):
             samples.sealed(path, samples.record(tensors=many))
+
+
+def test_sums_that_are_known_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(samples.sealed(tmp_path / "other.pt")) as file:
+        sums = {each.filename.partition("/")[2]: each.CRC for each in file.infolist() if "/data/" in each.filename}
+        count = len(file.infolist()) - 1
+    read: list[int] = []
+
+    def noted(path: Path, spans: Any) -> list[int]:
+        read.append(len(spans))
+        return checksums(path, spans)
+
+    monkeypatch.setattr(sealing, "checksums", noted)
+    path = samples.saved(tmp_path / "a.pt")
+    seal(path, samples.record(), sums=sums)
+    assert verify(path) == samples.record()
+    assert read == [count - len(sums)]
+    assert len(sums) == 3
+
+
+def test_a_sum_that_is_wrong_makes_no_valid_checkpoint(tmp_path: Path) -> None:
+    path = samples.saved(tmp_path / "a.pt")
+    seal(path, samples.record(), sums={"data/0": 1})
+    with pytest.raises(DamagedCheckpointError, match=r"the data of model\.table"):
+        verify(path)

@@ -23,7 +23,7 @@ __all__ = ["seal"]
 _flush_data: Final = getattr(os, "fdatasync", os.fsync)
 
 
-def seal(path: Path, record: CheckpointRecord) -> None:
+def seal(path: Path, record: CheckpointRecord, *, sums: Mapping[str, int] | None = None) -> None:
     """Makes a file that `torch.save` wrote into a checkpoint, in place: `verify` then finds any byte that changes, and names it.
 
     The file stays one that torch reads. All of it is on disk when this returns. Where it raises, the file is no checkpoint and of no use.
@@ -31,6 +31,7 @@ def seal(path: Path, record: CheckpointRecord) -> None:
     Args:
         path: The file. It may have been written without checksums.
         record: What it holds.
+        sums: The CRC-32 of what is in some of its records, by their names, such as `data/0`, where that is known; the others are read.
 
     Raises:
         CheckpointError: It cannot be written, as the disk is full, say, or is no file that `torch.save` wrote.
@@ -54,23 +55,25 @@ def seal(path: Path, record: CheckpointRecord) -> None:
         )
     try:
         with path.open("r+b", buffering=0) as file:
-            _seal(file, path, manifest)
+            _seal(file, path, manifest, known=sums or {})
     except OSError as error:
         raise unwritable(path, error, needed=_size(path) + len(manifest)) from error
 
 
-def _seal(file: FileIO, path: Path, manifest: bytes) -> None:
+def _seal(file: FileIO, path: Path, manifest: bytes, *, known: Mapping[str, int]) -> None:
     frame = _written_by_torch(file, path)
     if frame.manifest is not None:
         raise CheckpointError(f"Cannot seal {path}: it has a record {MANIFEST} already.")
-    sums: list[int] = []
+    sums = {payload.header: known[payload.name] for payload in frame.payloads if payload.name in known}
+    others = [payload for payload in frame.payloads if payload.name not in known]
 
     def sum_up() -> None:
-        sums.extend(checksums(path, [(payload.offset, payload.length) for payload in frame.payloads]))
+        found = checksums(path, [(payload.offset, payload.length) for payload in others])
+        sums.update(zip((payload.header for payload in others), found, strict=True))
 
     # The disk is slower than the sums, so that these cost no time.
     together(sum_up, lambda: _flush_data(file.fileno()))
-    _write_directory(path, frame, manifest, sums=dict(zip((payload.header for payload in frame.payloads), sums, strict=True)))
+    _write_directory(path, frame, manifest, sums=sums)
     sealed = read_frame(file, path, sealed=True)
     file.seek(sealed.size - DIGITS)
     file.write(frame_digest(file, path, sealed).encode())

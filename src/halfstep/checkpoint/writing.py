@@ -12,6 +12,7 @@ from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from halfstep._torch import dense_parts, set_versions, storage_key, versions_in
 from halfstep.archive import part_of, publish, seal, unwritable
 from halfstep.archive.shelves import remove
+from halfstep.archive.streams import EagerStream
+from halfstep.archive.threads import together
 from halfstep.archive.wording import bytes_text
 from halfstep.checkpoint.contents import Contents
 from halfstep.checkpoint.trees import named, tensors_in
@@ -73,16 +76,31 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
     record = record_of(contents, ranks=ranks, rank=rank)
     needed = _memory_of(contents.tree)
     check_room(path, needed)
+    sums: dict[str, int] = {}
     try:
         # A file object rather than a path, so that the name of the file is no part of what is in it.
         # It is buffered, since a raw one writes up to 2 GiB in a call, and torch does not look at how much was written.
         with path.open("xb") as file, _without_checksums():
-            torch.save(contents.tree, file)
+            stream: Any = EagerStream(file)  # torch's types know of no streams but files.
+            together(lambda: torch.save(contents.tree, stream), lambda: sums.update(_sums_of(contents.tree)))
     except (OSError, RuntimeError) as error:  # torch's writer raises a RuntimeError when a disk is full.
         check_room(path, needed, found=error)
         raise unwritable(path, _said_by_system(error)) from error
-    seal(path, record)
+    seal(path, record, sums=sums)
     return record
+
+
+def _sums_of(tree: Any) -> dict[str, int]:
+    """The CRC-32 of what lies in the memory of the host, by the names of the records that `torch.save` writes it to."""
+    numbers: dict[int, int] = {}
+    sums = {}
+    for _, tensor in tensors_in(tree):
+        for part in dense_parts(tensor):
+            key, count = storage_key(part), len(numbers)
+            if numbers.setdefault(key, count) == count and part.device.type == "cpu":
+                memory = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
+                sums[f"data/{count}"] = crc32(memory.numpy().data)
+    return sums
 
 
 def _memory_of(tree: Any) -> int:
