@@ -13,7 +13,9 @@ from halfstep.checkpoint.names import canonical_names
 from halfstep.checkpoint.placing import placed_like
 from halfstep.checkpoint.spreading import optimizer_parameters
 from halfstep.checkpoint.trees import copied
+from halfstep.engine import is_expanded
 from halfstep.errors import CheckpointError, did_you_mean
+from halfstep.numerics.ranges import dtype_name
 
 __all__ = ["Fitting", "fit_model", "fit_optimizer", "fit_schedulers"]
 
@@ -93,7 +95,7 @@ def _is_fixed(name: str, value: Any, own: Any) -> bool:
     """
     if not isinstance(own, Tensor) or not isinstance(value, Tensor) or nn.parameter.is_lazy(own) or own.layout is not torch.strided:
         return False
-    if not any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True)):
+    if not is_expanded(own):
         return False
     if torch.equal(own.cpu(), value):
         return True
@@ -113,7 +115,7 @@ def _fit_value(name: str, value: Any, own: Any, *, fitting: Fitting) -> Any:
             "Build the model as it was when it was saved."
         )
     if value.dtype != own.dtype:
-        then, now = (str(each).removeprefix("torch.") for each in (value.dtype, own.dtype))
+        then, now = map(dtype_name, (value.dtype, own.dtype))
         fitting.object(f"{name} is {then} in the checkpoint, and {now} in this model.", instead=f"it is converted to {now}")
     return placed_like(own, value)
 

@@ -22,6 +22,7 @@ from halfstep.checkpoint.trees import put_at
 from halfstep.checkpoint.writing import clean_up, write_sealed
 from halfstep.engine import MixedPrecision
 from halfstep.errors import CheckpointError, DamagedCheckpointError
+from halfstep.numerics.ranges import dtype_name
 from halfstep.records import CheckpointRecord, FileRecord, FolderRecord, PartRecord, TensorRecord
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _whole(record: CheckpointRecord, spread: Mapping[str, Tensor], files: tuple[
     tensors = tuple(
         TensorRecord(
             name=name,
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(tensor.dtype),
             shape=tuple(tensor.shape),
             storage=",".join(places.get(name, ())),
         )

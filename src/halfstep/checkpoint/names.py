@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from halfstep._torch import own_buffers, own_modules, wrapped_module
+from halfstep.engine import is_writable
 
 __all__ = ["canonical_names", "empty_buffers", "frozen_names", "transient_buffers"]
 
@@ -81,10 +81,8 @@ def transient_buffers(model: nn.Module) -> dict[str, Tensor]:
     Left out are those with more than 65536 elements, and those that nobody can write to.
     """
     state = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers() if name not in state and _may_change(buffer)}
-
-
-def _may_change(buffer: Tensor) -> bool:
-    if buffer.numel() > _LARGEST or type(buffer) is not Tensor or buffer.layout is not torch.strided or buffer.is_inference():
-        return False
-    return not any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name not in state and type(buffer) is Tensor and buffer.numel() <= _LARGEST and is_writable(buffer)
+    }

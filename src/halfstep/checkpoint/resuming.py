@@ -15,6 +15,7 @@ from halfstep.checkpoint.placing import shard_like
 from halfstep.checkpoint.trees import copied
 from halfstep.distributed import fully_sharded_modules, local_tensor
 from halfstep.engine import MixedPrecision, StepProgress, trained_parameters
+from halfstep.numerics.ranges import dtype_name
 
 __all__ = ["fit_buffers", "fit_frozen", "fit_outside", "fit_progress", "fit_state", "own_versions"]
 
@@ -91,7 +92,7 @@ def _fits(value: Tensor, tensor: Tensor) -> bool:
 
 
 def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
 
 
 def fit_state(

@@ -16,6 +16,7 @@ from halfstep._torch import SavedExtent
 from halfstep.checkpoint.shard_index import Box, Shards, overlap, read_index
 from halfstep.distributed.kinds import dtensor_type, local_tensor
 from halfstep.errors import CheckpointError, DamagedCheckpointError
+from halfstep.numerics.ranges import dtype_name
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -111,11 +112,7 @@ def _check_fit(name: str, target: Tensor, shards: Shards | None, *, folder: Path
     if shards.size != target.shape:
         raise CheckpointError(f"{name} has the shape {list(target.shape)}, and {list(shards.size)} in {folder}.")
     if shards.dtype is not target.dtype:
-        raise CheckpointError(f"{name} is {_short(target.dtype)}, and {_short(shards.dtype)} in {folder}.")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        raise CheckpointError(f"{name} is {dtype_name(target.dtype)}, and {dtype_name(shards.dtype)} in {folder}.")
 
 
 @final

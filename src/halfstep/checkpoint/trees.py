@@ -14,7 +14,7 @@ from halfstep._torch import set_versions, storage_key, versions_in
 from halfstep.distributed import dtensor_type, local_tensor
 from halfstep.errors import CheckpointError
 
-__all__ = ["Place", "at", "compacted", "copied", "named", "plain", "put_at", "tensors_in"]
+__all__ = ["Place", "at", "compacted", "copied", "named", "plain", "put_at", "replaced", "tensors_in"]
 
 # The keys and positions that lead to a value in a nested state.
 Place = tuple[Any, ...]
@@ -66,9 +66,8 @@ def plain(value: Any, place: Place, *, take: Callable[[Place, Tensor], bool] = l
         return _readable(value, place)
     if isinstance(value, Tensor):
         return None if take(place, value) else _plain_tensor(value, place)
-    if (
-        isinstance(value, np.generic) and not isinstance(value, np.void) and type(value.item()) in _SIMPLE
-    ):  # Not that of extended precision, which stays NumPy's.
+    # Not a number of extended precision, which stays NumPy's.
+    if isinstance(value, np.generic) and not isinstance(value, np.void) and type(value.item()) in _SIMPLE:
         return plain(value.item(), place)
     if len(place) > _DEEPEST:
         raise CheckpointError(f"{named(place[:8])}... is nested more than {_DEEPEST} levels deep, or holds itself. A checkpoint cannot.")
@@ -160,23 +159,26 @@ def compacted(value: Any) -> Any:
         for tensor in tensors
         if 2 * sum(each.nbytes for each in tensors) < tensor.untyped_storage().nbytes()
     }
-    return _replaced(value, lambda tensor: tensor.clone() if id(tensor) in small else tensor)
+    return replaced(value, lambda tensor: tensor.clone() if id(tensor) in small else tensor)
 
 
 def copied(value: Any) -> Any:
     """A nested state whose tensors and containers are its own."""
-    return _replaced(value, Tensor.clone)
+    return replaced(value, Tensor.clone)
 
 
-def _replaced(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def replaced(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A nested state with something else in the place of each tensor; containers are its own."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
         same = type(value)()
         for key, each in value.items():  # One by one: a Counter would count them in update().
-            same[key] = _replaced(each, change)
+            same[key] = replaced(each, change)
+        if (versions := versions_in(value)) is not None:
+            set_versions(same, versions)
         return same
-    return type(value)(_replaced(each, change) for each in value) if type(value) in (list, tuple) else value
+    return type(value)(replaced(each, change) for each in value) if type(value) in (list, tuple) else value
 
 
 def at(tree: Any, place: Place) -> Any:

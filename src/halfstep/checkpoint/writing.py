@@ -17,15 +17,16 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from halfstep._torch import dense_parts, set_versions, storage_key, versions_in
+from halfstep._torch import dense_parts, storage_key
 from halfstep.archive import part_of, publish, seal, unwritable
 from halfstep.archive.shelves import remove
 from halfstep.archive.streams import EagerStream
 from halfstep.archive.threads import together
 from halfstep.archive.wording import bytes_text
 from halfstep.checkpoint.contents import Contents
-from halfstep.checkpoint.trees import named, tensors_in
+from halfstep.checkpoint.trees import named, replaced, tensors_in
 from halfstep.errors import CheckpointError
+from halfstep.numerics.ranges import dtype_name
 from halfstep.records import CheckpointRecord, PartRecord, TensorRecord
 
 __all__ = ["check_room", "clean_up", "record_of", "write_file", "write_sealed"]
@@ -74,7 +75,7 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
     """
     _check_readable(contents.tree)
     record = record_of(contents, ranks=ranks, rank=rank)
-    needed = _memory_of(contents.tree)
+    needed = sum(part.untyped_storage().nbytes() for part in _memory_of(contents.tree).values())
     check_room(path, needed)
     sums: dict[str, int] = {}
     try:
@@ -92,21 +93,20 @@ def write_sealed(contents: Contents, path: Path, *, ranks: int, rank: int) -> Ch
 
 def _sums_of(tree: Any) -> dict[str, int]:
     """The CRC-32 of what lies in the memory of the host, by the names of the records that `torch.save` writes it to."""
-    numbers: dict[int, int] = {}
-    sums = {}
+    return {
+        f"data/{number}": crc32(torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage()).numpy().data)
+        for number, part in enumerate(_memory_of(tree).values())
+        if part.device.type == "cpu"
+    }
+
+
+def _memory_of(tree: Any) -> dict[int, Tensor]:
+    """For each stretch of memory in a nested state the first tensor that lies in it, in the order in which `torch.save` numbers them."""
+    found: dict[int, Tensor] = {}
     for _, tensor in tensors_in(tree):
         for part in dense_parts(tensor):
-            key, count = storage_key(part), len(numbers)
-            if numbers.setdefault(key, count) == count and part.device.type == "cpu":
-                memory = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
-                sums[f"data/{count}"] = crc32(memory.numpy().data)
-    return sums
-
-
-def _memory_of(tree: Any) -> int:
-    """How many bytes the tensors in a nested state take on disk, where memory that several share is written once."""
-    parts = [part for _, tensor in tensors_in(tree) for part in dense_parts(tensor)]
-    return sum({storage_key(part): part.untyped_storage().nbytes() for part in parts}.values())
+            found.setdefault(storage_key(part), part)
+    return found
 
 
 def _said_by_system(error: BaseException) -> OSError:
@@ -125,7 +125,7 @@ def _check_readable(tree: Any) -> None:
     """
     file = BytesIO()
     try:
-        torch.save(_without_tensors(tree), file)
+        torch.save(replaced(tree, lambda _: None), file)
         file.seek(0)
         torch.load(file, weights_only=True)
     except Exception as error:  # Whatever it is, the run must not count on such a checkpoint.
@@ -133,19 +133,6 @@ def _check_readable(tree: Any) -> None:
             f"This state cannot be saved: torch would refuse to read it again ({error}). Leave out of extra, and of the state of modules, "
             "optimizers and schedulers, what is no tensor, number or text."
         ) from error
-
-
-def _without_tensors(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return None
-    if isinstance(value, dict):
-        same = type(value)()
-        for key, each in value.items():
-            same[key] = _without_tensors(each)
-        if (versions := versions_in(value)) is not None:
-            set_versions(same, versions)
-        return same
-    return type(value)(map(_without_tensors, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager
@@ -229,11 +216,9 @@ def _bytes(tensor: Tensor) -> int:
 
 def _tensor_records(tree: dict[str, Any]) -> tuple[TensorRecord, ...]:
     """Each tensor with the record of the file that holds it: `torch.save` numbers memory in the order in which it meets it."""
-    numbers: dict[int, int] = {}
+    numbers = {key: number for number, key in enumerate(_memory_of(tree))}
     records = []
     for place, tensor in tensors_in(tree):
-        held = [numbers.setdefault(storage_key(part), len(numbers)) for part in dense_parts(tensor)]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        storage = ",".join(f"data/{number}" for number in held)
-        records.append(TensorRecord(name=named(place), dtype=dtype, shape=tuple(tensor.shape), storage=storage))
+        storage = ",".join(f"data/{numbers[storage_key(part)]}" for part in dense_parts(tensor))
+        records.append(TensorRecord(name=named(place), dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape), storage=storage))
     return tuple(records)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from halfstep._torch import buffer_count, copy_all_, own_buffers, version_of
 
-__all__ = ["BufferGuard"]
+__all__ = ["BufferGuard", "is_expanded", "is_writable"]
 
 # Up to this many elements a buffer is copied before each step. Batch normalization writes to its statistics without a trace, so a buffer
 # like them has to be copied whether it was written to or not; anything larger is copied when it says that it was.
@@ -182,7 +182,7 @@ class _Kept:
         self.value: Any = None
         self.version = -1
         self.small = False
-        if _is_writable(buffer):
+        if is_writable(buffer):
             if id(buffer) not in values:  # A buffer in several places is copied once.
                 values[id(buffer)] = buffer.detach().clone()
             self.value = values[id(buffer)]
@@ -212,9 +212,13 @@ def _places_of(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, T
             yield module, name, buffer
 
 
-def _is_writable(buffer: Tensor | None) -> bool:
+def is_writable(buffer: Tensor | None) -> bool:
     """Whether a forward pass can write into a buffer, and this guard, too."""
     if buffer is None or nn.parameter.is_lazy(buffer) or buffer.is_inference() or buffer.layout is not torch.strided:
         return False
-    expanded = any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
-    return not expanded
+    return not is_expanded(buffer)
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements of a strided tensor are the same memory, which torch refuses to write to."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.numerics.ranges import dtype_name
 from halfstep.precision import HALVES
 from halfstep.records import StuckTensor
 from halfstep.replay.runs import Replay, Run
@@ -54,7 +55,7 @@ def _stuck_parameters(replay: Replay, run: Run, *, optimizers: Sequence[Optimize
 def _stuck(name: str, dtype: torch.dtype, *, stored: Tensor, exact: Tensor) -> StuckTensor:
     moves = exact != 0
     stuck = moves & (stored == 0)
-    return StuckTensor(name=name, dtype=str(dtype).removeprefix("torch."), stuck=int(stuck.sum()), elements=int(moves.sum()))
+    return StuckTensor(name=name, dtype=dtype_name(dtype), stuck=int(stuck.sum()), elements=int(moves.sum()))
 
 
 def _updated(replay: Replay, run: Run, parameters: Sequence[Tensor], *, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
