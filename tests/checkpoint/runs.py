@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,18 +12,19 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from halfstep import MixedPrecision
-from halfstep.checkpoint import load_checkpoint, save_checkpoint
+from halfstep.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from halfstep.distributed import local_tensor
 from halfstep.engine import progress_of, state_of
 from halfstep.errors import HalfstepWarning
 from halfstep.randomness import RandomState, seed_everything
 from halfstep.records import StepRecord
 
-__all__ = ["Build", "Run", "batch", "facts", "seeded", "state", "sweep", "trained"]
+__all__ = ["Build", "Run", "batch", "facts", "noted", "seeded", "state", "sweep", "trained"]
 
 STEPS = 40
 
@@ -172,3 +174,14 @@ def sweep(build: Build, *, at: Iterable[int], folder: Path, steps: int = STEPS, 
         assert trained(resumed, number, steps) == expected[number:], f"resumed at {number}, later steps are others"
         assert state(resumed) == end, f"resumed at {number}, the end is another"
     return expected
+
+
+def noted(path: Path, amp: MixedPrecision, *matches: str, strict: bool = True) -> CheckpointInfo:
+    """Loads what is said to be another in these words, one match for each note."""
+    with pytest.warns(HalfstepWarning) as said:
+        info = load_checkpoint(path, amp, strict=strict)
+    assert [str(each.message) for each in said] == list(info.notes)
+    assert len(info.notes) == len(matches), info.notes
+    for note, match in zip(info.notes, matches, strict=True):
+        assert re.search(match, note), note
+    return info

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,15 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 from halfstep import MixedPrecision
-from halfstep.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from halfstep.checkpoint import load_checkpoint, save_checkpoint
 from halfstep.checkpoint.fitting import Fitting
-from halfstep.errors import CheckpointError, HalfstepWarning
+from halfstep.errors import CheckpointError
+from tests.checkpoint.runs import noted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Loads what is said to fit in part.
+in_part = partial(noted, strict=False)
 
 
 class Model(nn.Sequential):
@@ -58,17 +62,6 @@ def refused(path: Path, amp: MixedPrecision, match: str, *, strict: bool = True)
         load_checkpoint(path, amp, strict=strict)
 
 
-def noted(path: Path, amp: MixedPrecision, *matches: str, strict: bool = False) -> CheckpointInfo:
-    """Loads what is said to fit in part, in these words."""
-    with pytest.warns(HalfstepWarning) as said:
-        info = load_checkpoint(path, amp, strict=strict)
-    assert [str(each.message) for each in said] == list(info.notes)
-    assert len(info.notes) == len(matches), info.notes
-    for note, match in zip(info.notes, matches, strict=True):
-        assert re.search(match, note), note
-    return info
-
-
 def values(state: dict[str, Any], key: str) -> list[list[float]]:
     return [each[key].flatten().tolist() for each in state["state"].values()]
 
@@ -80,7 +73,7 @@ def test_a_model_that_lacks_something(tmp_path: Path) -> None:
     other = engine(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     refused(path, other, r"it has norm\.weight, norm\.bias, .*, which this model has not.* Nothing was changed\. To go on all the same")
     before = amp.model.state_dict()
-    noted(path, other, r"which this model has not\. What both have is loaded, and the rest .* stays as it is", r"AdamW, .* starts afresh")
+    in_part(path, other, r"which this model has not\. What both have is loaded, and the rest .* stays as it is", r"AdamW, .* starts afresh")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert other.optimizer.state_dict()["state"] == {}
 
@@ -91,7 +84,7 @@ def test_a_model_that_has_more(tmp_path: Path) -> None:
     other = engine(model)
     initial = model.state_dict()["scale.weight"].clone()
     refused(path, other, r"The model in the checkpoint is another one: it lacks scale\.weight, scale\.bias\. Nothing")
-    noted(path, other, r"it lacks scale\.weight, scale\.bias\. What both have is loaded", "over other parameters: group 0 has 6")
+    in_part(path, other, r"it lacks scale\.weight, scale\.bias\. What both have is loaded", "over other parameters: group 0 has 6")
     assert torch.equal(model.state_dict()["scale.weight"], initial)
 
 
@@ -122,7 +115,7 @@ def test_another_type_of_a_buffer(tmp_path: Path) -> None:
     path = saved(engine(made(torch.float64)), tmp_path)
     other = engine(made(torch.float32))
     refused(path, other, r"model\.table is float64 in the checkpoint, and float32 in this model")
-    noted(path, other, r"It is converted to float32")
+    in_part(path, other, r"It is converted to float32")
     assert torch.equal(other.model.table, torch.full((2,), 1 / 3))  # type: ignore[arg-type]
 
 
@@ -166,7 +159,7 @@ def test_another_optimizer(tmp_path: Path) -> None:
     model = net()
     other = engine(model, torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9))
     refused(path, other, r"The optimizer was saved of a AdamW, and this run has a SGD\. Nothing was changed")
-    noted(path, other, r"The state of the SGD, such as its moments, starts afresh")
+    in_part(path, other, r"The state of the SGD, such as its moments, starts afresh")
     assert other.optimizer.state_dict()["state"] == {}
     assert other.optimizer.param_groups[0]["lr"] == 0.25
 
@@ -180,7 +173,7 @@ def test_another_number_of_optimizers(tmp_path: Path) -> None:
     model = net()
     path = saved(engine(model, two(model)), tmp_path)
     refused(path, engine(net()), r"saved with 2 optimizers, and this run has 1\. Nothing")
-    noted(path, engine(net()), r"2 optimizers, and this run has 1\. The state of the optimizers, such as their moments, starts afresh")
+    in_part(path, engine(net()), r"2 optimizers, and this run has 1\. The state of the optimizers, such as their moments, starts afresh")
 
 
 def test_the_second_of_two_optimizers(tmp_path: Path) -> None:
@@ -208,7 +201,7 @@ def test_other_parameter_groups(name: str, tmp_path: Path) -> None:
     model = net()
     other = engine(model, torch.optim.AdamW(groups(model), lr=0.01))
     refused(path, other, f"The optimizer in the checkpoint is over other parameters: {match}")
-    noted(path, other, f"{match}. The state of the AdamW, such as its moments, starts afresh")
+    in_part(path, other, f"{match}. The state of the AdamW, such as its moments, starts afresh")
 
 
 def test_other_parameters_in_a_group(tmp_path: Path) -> None:
@@ -283,7 +276,7 @@ def test_settings_of_the_optimizer_that_differ(tmp_path: Path) -> None:
     path = saved(engine(net()), tmp_path)
     model = net()
     other = engine(model, torch.optim.AdamW(model.parameters(), lr=0.5, weight_decay=0.3, amsgrad=True))
-    noted(
+    in_part(
         path,
         other,
         r"lr of the optimizer \(group 0\) is 0\.01 in the checkpoint, and 0\.5 in this run: the checkpoint's is used",
@@ -307,7 +300,7 @@ def test_a_schedule_that_is_missing_or_another(tmp_path: Path) -> None:
     refused(path, made(lr_scheduler.StepLR), rf"saved with the scheduler CosineAnnealingLR, and this run has StepLR: {course}")
     other = made(lr_scheduler.StepLR, 0.5)
     first = r"initial_lr of the optimizer \(group 0\) is 0\.01 in the checkpoint, and 0\.5 in this run: the checkpoint's is used"
-    noted(path, other, first, "Schedules start as this run made them, and the learning rate is the checkpoint's")
+    in_part(path, other, first, "Schedules start as this run made them, and the learning rate is the checkpoint's")
     assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (1 + torch.cos(torch.tensor(3 * torch.pi / 5)).item()) / 2)
     assert isinstance(other.scheduler, lr_scheduler.StepLR)
     assert other.scheduler.last_epoch == 0

@@ -13,12 +13,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from halfstep import LossScaler, MixedPrecision
-from halfstep.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from halfstep.checkpoint import load_checkpoint, save_checkpoint
 from halfstep.checkpoint.planning import plan_for
 from halfstep.checkpoint.reading import Loaded, read_file
 from halfstep.engine import progress_of
 from halfstep.errors import CheckpointError, HalfstepWarning
 from halfstep.records import StepRecord
+from tests.checkpoint.runs import noted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,17 +47,6 @@ def train(amp: MixedPrecision, steps: int, *, seed: int = 0) -> list[StepRecord 
 def saved(amp: MixedPrecision, folder: Path, steps: int = 3) -> Path:
     train(amp, steps)
     return save_checkpoint(folder / "saved.pt", amp, step=steps)
-
-
-def noted(path: Path, amp: MixedPrecision, *matches: str, strict: bool = True) -> CheckpointInfo:
-    """Loads what is said to be another in these words."""
-    with pytest.warns(HalfstepWarning) as said:
-        info = load_checkpoint(path, amp, strict=strict)
-    assert [str(each.message) for each in said] == list(info.notes)
-    assert len(info.notes) == len(matches), info.notes
-    for note, match in zip(info.notes, matches, strict=True):
-        assert re.search(match, note), note
-    return info
 
 
 def scale(amp: MixedPrecision) -> tuple[float, int]:
