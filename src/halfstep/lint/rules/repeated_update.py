@@ -1,0 +1,207 @@
+"""`scaler.update()` is called more than once for one step."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, final
+
+from halfstep.lint.edits import DeleteStatement
+from halfstep.lint.flow import Event, Kind, Verdicts, line_of, written_scaler
+from halfstep.lint.module import Module
+from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+
+__all__ = ["RepeatedUpdate"]
+
+
+@final
+class RepeatedUpdate(AbstractRule):
+    """`scaler.update()` is called more than once for one step."""
+
+    code = "HS007"
+    name = "repeated_update"
+    severity = "error"
+    summary = "scaler.update() runs once per optimizer or per micro-batch instead of once per iteration."
+    explanation = """\
+`scaler.update()` changes the scale. Called between two optimizers of one iteration, it makes the second one divide its gradients by
+another scale than they were multiplied by, after a skip by half of it; and each call counts as an iteration, so that the scale grows
+twice as fast as `growth_interval` says. Called in every micro-batch of an accumulation, it mixes gradients of different scales in one
+sum: a true gradient of 1.0 comes out as 0.25, with no error.
+
+Call it once, at the end of the iteration, after every optimizer has stepped.
+
+The fix deletes a call that another one follows in the same iteration; it is safe. For a call in every micro-batch no fix is offered: an
+`unscale_()` next to it, to log a norm say, has to go as well."""
+    bad: ClassVar[tuple[Bad, ...]] = (
+        Bad(
+            code="""\
+import torch
+
+
+def train(model, loader, encoder, head):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        encoder.zero_grad()
+        head.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(encoder)
+        scaler.update()
+        scaler.step(head)
+        scaler.update()
+""",
+            line=13,
+            fixed="""\
+import torch
+
+
+def train(model, loader, encoder, head):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        encoder.zero_grad()
+        head.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(encoder)
+        scaler.step(head)
+        scaler.update()
+""",
+        ),
+        Bad(
+            code="""\
+import torch
+
+
+def train(model, batches, optimizer, log):
+    scaler = torch.amp.GradScaler("cuda")
+    for micro_batches in batches:
+        optimizer.zero_grad()
+        for x in micro_batches:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x) / len(micro_batches)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            log(model.head.weight.grad.norm())
+            scaler.update()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+            line=14,
+        ),
+    )
+    good: ClassVar[tuple[str, ...]] = (
+        """\
+import torch
+
+
+def train(model, loader, encoder, head):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        encoder.zero_grad()
+        head.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(encoder)
+        scaler.step(head)
+        scaler.update()
+""",
+        """\
+import torch
+
+
+def train(model, batches, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for micro_batches in batches:
+        optimizer.zero_grad()
+        for x in micro_batches:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x) / len(micro_batches)
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+        """\
+import torch
+
+
+def train(model, critic, loader, first, second):
+    scaler, other = torch.amp.GradScaler("cuda"), torch.amp.GradScaler("cuda")
+    for x in loader:
+        first.zero_grad()
+        second.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss, penalty = model(x), critic(x)
+        scaler.scale(loss).backward()
+        other.scale(penalty).backward()
+        scaler.step(first)
+        other.step(second)
+        scaler.update()
+        other.update()
+""",
+    )
+
+    def check(self, module: Module) -> Iterator[Finding]:
+        """Yields a finding for each update that is one too many."""
+        verdicts: Verdicts[tuple[Event, Event]] = Verdicts()
+        for trace in module.traces:
+            _judge_iteration(trace.events, verdicts)
+            _judge_accumulation(trace.events, verdicts)
+        for place, (update, other) in verdicts.shown():
+            yield _finding(module, place, update, other)
+
+
+def _judge_iteration(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
+    """Whether another update of the same scaler follows in the same iteration, with the step of another optimizer in between."""
+    earlier: dict[object, Event] = {}
+    stepped: dict[object, set[object]] = {}
+    between: dict[object, set[object]] = {}
+    for event in events:
+        scaler = event.scaler
+        if event.kind in (Kind.ITERATION, Kind.LOOP_END, Kind.ESCAPE):
+            earlier.clear()
+            stepped.clear()
+        elif event.kind is Kind.STEP and event.optimizer is not None:
+            between.setdefault(scaler, set()).add(event.optimizer.identity)
+        elif event.kind is Kind.UPDATE and scaler is not None and event.operand is None:
+            now = between.pop(scaler, set())
+            before = earlier.get(scaler)
+            if before is not None and before.node is not event.node and before.function is event.function and now - stepped[scaler]:
+                verdicts.wrong(before.node, (before, event))
+            earlier[scaler], stepped[scaler] = event, now
+
+
+def _judge_accumulation(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
+    """Whether an update falls between a backward pass and a step that takes its gradients, with no step before it."""
+    scaled: dict[object, Event] = {}
+    updated: dict[object, Event] = {}
+    for event in events:
+        if event.kind in (Kind.ESCAPE, Kind.UNKNOWN_BACKWARD, Kind.LEAVE) or event.kind in (Kind.STEP, Kind.ZERO_GRAD):
+            scaled.clear()
+            updated.clear()
+        elif event.kind is Kind.SCALED_BACKWARD and event.scaler is not None and event.scaler.enabled is not False:
+            if event.scaler in updated and event.loops == updated[event.scaler].loops:
+                verdicts.wrong(updated[event.scaler].node, (updated[event.scaler], updated[event.scaler]))
+            scaled[event.scaler] = event
+        elif event.kind is Kind.UPDATE and event.scaler in scaled and event.operand is None:
+            updated[event.scaler] = event
+
+
+def _finding(module: Module, place: ast.AST, update: Event, other: Event) -> Finding:
+    scaler = written_scaler(update)
+    if other is update:
+        message = (
+            f"`{scaler}.update()` runs in a micro-batch whose gradients are kept for later: the parts of the sum carry different scales. "
+            f"Call it once, behind `{scaler}.step()`."
+        )
+        return Finding(node=place, message=message)
+    message = (
+        f"`{scaler}.update()` runs again in line {line_of(other)} of the same iteration: the optimizer in between divides by "
+        f"another scale, and the scale grows twice as fast. Call it once, after all steps."
+    )
+    statement = module.statement(place)
+    # Without the first one, the second must still be reached.
+    whole = isinstance(statement, ast.Expr) and update.function is other.function and other.guards == update.guards[: len(other.guards)]
+    return Finding(node=place, message=message, fix=Fix(edits=(DeleteStatement(statement=statement),), safety="safe") if whole else None)

@@ -1,0 +1,250 @@
+"""Source code as it lies in a file: its text for the rules, and all that must stay as it is when the text is changed."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+__all__ = ["AbstractSource", "Change", "Fault", "Place", "Rewriting", "Script", "read_content", "read_script", "with_newlines"]
+
+# The characters that end a line for Python; `str.splitlines` knows many more.
+_NEWLINES = re.compile(r"\r\n|\r|\n")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a line of the checked text is in its file.
+
+    Attributes:
+        line: The line, from 1; in a notebook, within the cell.
+        cell: The number of the cell among all cells, from 1; `None` outside notebooks.
+    """
+
+    line: int
+    cell: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A place where text is no Python.
+
+    Attributes:
+        place: Where.
+        column: The column, from 1.
+        reason: What Python says about it.
+    """
+
+    place: Place
+    column: int
+    reason: str
+
+    @staticmethod
+    def of(error: Exception, *, cell: int | None = None, last_line: int | None = None) -> Fault:
+        """What an error of the parser says.
+
+        Args:
+            error: The error.
+            cell: The cell that was parsed.
+            last_line: The last line of what was parsed: the parser may name the one behind it.
+        """
+        line = (error.lineno if isinstance(error, SyntaxError) else None) or 1
+        column = (error.offset if isinstance(error, SyntaxError) else None) or 1
+        if last_line is not None and line > last_line:
+            line, column = max(last_line, 1), 1
+        return Fault(place=Place(line=line, cell=cell), column=max(column, 1), reason=_reason(error))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a fix changes, to be shown as a difference.
+
+    Attributes:
+        label: The file, and in a notebook the cell.
+        before: The text before.
+        after: The text after.
+    """
+
+    label: str
+    before: str
+    after: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewriting:
+    """A file with changed text.
+
+    Attributes:
+        content: All bytes of the changed file.
+        changes: What is different.
+    """
+
+    content: bytes
+    changes: tuple[Change, ...]
+
+
+class AbstractSource(ABC):
+    r"""Source code that is checked as one module.
+
+    Attributes:
+        path: The file, as users are shown it.
+        text: The text, in which every line ends with `\n`.
+        faults: Where parts of it that were left out of the text are no Python.
+    """
+
+    __slots__ = ()
+
+    path: str
+    text: str
+    faults: tuple[Fault, ...]
+
+    @abstractmethod
+    def place(self, line: int) -> Place:
+        """Where a line of the text is in the file."""
+
+    @abstractmethod
+    def rewriting(self, text: str) -> Rewriting | None:
+        """The file with another text in place of this one; `None` where that text cannot be put back into the file."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script(AbstractSource):
+    r"""A file of Python.
+
+    Attributes:
+        path: The file, as users are shown it.
+        text: The text, in which every line ends with `\n`.
+        raw: The text with the line endings of the file.
+        encoding: How it is written: by its first lines, or UTF-8; with a byte-order mark `utf-8-sig`.
+        is_exact: Whether writing the text in this encoding gives back the bytes of the file.
+        faults: None: a file of Python is checked whole.
+
+    Example:
+        >>> script = read_script(b"x = 1\r\ny = 2\r\n", path="train.py")
+        >>> script.text
+        'x = 1\ny = 2\n'
+        >>> script.rewriting("x = 1\n").content
+        b'x = 1\r\n'
+    """
+
+    path: str
+    text: str
+    raw: str
+    encoding: str
+    is_exact: bool
+    faults: tuple[Fault, ...] = ()
+
+    def place(self, line: int) -> Place:
+        """The line itself."""
+        return Place(line=line)
+
+    def rewriting(self, text: str) -> Rewriting | None:
+        """The file with another text, in its encoding and with its line endings."""
+        if not self.is_exact:
+            return None
+        try:
+            content = with_newlines(text, like=self.raw).encode(self.encoding)
+        except UnicodeEncodeError:
+            return None
+        return Rewriting(content=content, changes=(Change(label=self.path, before=self.text, after=text),))
+
+
+def read_content(path: Path | None) -> bytes:
+    """The bytes of a file, or of standard input for `None`.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    return sys.stdin.buffer.read() if path is None else path.read_bytes()
+
+
+def read_script(content: bytes, *, path: str) -> Script:
+    """A file of Python, decoded as Python does it.
+
+    Args:
+        content: The bytes of the file.
+        path: The file, as users are shown it.
+
+    Raises:
+        SyntaxError: It is in no encoding that Python can read; the error has the line.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    try:
+        raw = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        # Positions do not count a byte-order mark, which is on the first line anyway.
+        line = len(_NEWLINES.findall(content[: error.start].decode("latin-1"))) + 1
+        raise SyntaxError(f"it is not in {encoding}: {error.reason}", (path, line, 1, None)) from error
+    except (LookupError, ValueError) as error:  # An encoding such as `hex`, which is none of text.
+        raise SyntaxError(f"it cannot be decoded from {encoding}: {error}", (path, 1, 1, None)) from error
+    return Script(
+        path=path,
+        text=_NEWLINES.sub("\n", raw) if "\r" in raw else raw,
+        raw=raw,
+        encoding=encoding,
+        is_exact=_encoded(raw, encoding) == content,
+    )
+
+
+def with_newlines(text: str, *, like: str) -> str:
+    r"""A text with the line endings of an older version of it.
+
+    Args:
+        text: The text, in which every line ends with `\n`.
+        like: The older version. Where its lines end differently, they go on to do so, and new ones end as most do.
+
+    Example:
+        >>> with_newlines("a\nb\nc\n", like="a\nc\r\nd\r\n")
+        'a\nb\r\nc\r\n'
+    """
+    counts = Counter(_NEWLINES.findall(like))
+    if set(counts) <= {"\n"}:
+        return text
+    usual = counts.most_common(1)[0][0]
+    return text.replace("\n", usual) if len(counts) == 1 else "".join(_mixed(text, like, usual))
+
+
+def _mixed(text: str, like: str, usual: str) -> Iterator[str]:
+    from difflib import SequenceMatcher  # noqa: PLC0415 - for the rare file whose lines end differently
+
+    endings = [*_NEWLINES.findall(like), ""]
+    old, new = _NEWLINES.split(like), text.split("\n")
+    # A line that takes the place of another ends as that one did.
+    kept = {
+        new_first + place: endings[old_first + place]
+        for _, old_first, old_last, new_first, new_last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+        for place in range(min(old_last - old_first, new_last - new_first))
+    }
+    for place, line in enumerate(new):
+        yield line
+        if place < len(new) - 1:
+            yield kept.get(place) or usual
+
+
+def _encoded(text: str, encoding: str) -> bytes | None:
+    try:
+        return text.encode(encoding)
+    except UnicodeError:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return error.msg or "invalid syntax"
+    if isinstance(error, RecursionError | MemoryError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeEncodeError):
+        return "it holds half of a surrogate pair, which is no character"
+    return str(error) or type(error).__name__

@@ -1,0 +1,192 @@
+"""What checkpoints hold and what a resume loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from halfstep.lint.rules.scaler_not_restored import ScalerNotRestored
+from halfstep.lint.rules.scaler_not_saved import ScalerNotSaved
+from tests.lint.marking import check_marked, fix_all
+
+SAVED = ScalerNotSaved()
+RESTORED = ScalerNotRestored()
+
+TRAINER = """
+import torch
+from torch.cuda.amp import GradScaler, autocast
+
+def save_on_master(*args): ...
+
+def main(args, model, loader, ema):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler({arguments})
+    for x in loader:
+        with autocast({region}):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    {save}
+"""
+
+
+def program(save: str, arguments: str = "", region: str = "") -> str:
+    """A script that ends with a save."""
+    return TRAINER.format(save=save.replace("\n", "\n    "), arguments=arguments, region=region)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, args.path)  # <-",
+        "torch.save(dict(model=model, optim=optimizer.state_dict()), args.path)  # <-",
+        "torch.save(obj={'optimizer': 0}, f=args.path)\nstate = {'o': optimizer.state_dict()}  # <-\ntorch.save(state, args.path)",
+        "state = dict(optimizer=optimizer.state_dict())  # <-\nstate['epoch'] = 3\ntorch.save(state, args.path)",
+        "save_on_master({'optimizer': optimizer.state_dict()}, args.path)  # <-",
+        "torch.save({'optimizers': [optimizer.state_dict()]}, args.path)  # <-",
+        "state = {  # <-\n    'net': model.state_dict(),\n    'opt': optimizer.state_dict(),\n}\nif args.rank == 0:\n    torch.save(state, args.path)",
+    ],
+)
+def test_checkpoints_without_the_scaler(save: str) -> None:
+    check_marked(program(save), SAVED)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        program("torch.save(model.state_dict(), args.path)"),
+        program("torch.save({'model': model.state_dict(), 'ema': ema.state_dict()}, args.path)"),
+        program("torch.save({'optimizer': optimizer.state_dict(), 'scaler': scaler.state_dict()}, args.path)"),
+        program("torch.save({'optimizer': optimizer.state_dict(), 'amp': scaler.state_dict()}, args.path)"),
+        program("torch.save({'optimizer': optimizer.state_dict(), 'scaler': scaler}, args.path)"),
+        program("torch.save({'optimizer': optimizer.state_dict(), **args.more}, args.path)"),
+        program("state = {'optimizer': optimizer.state_dict()}\nstate.update(args.more)\ntorch.save(state, args.path)"),
+        program("state = {'optimizer': optimizer.state_dict()}\nargs.extend(state)\ntorch.save(state, args.path)"),
+        program("state = {'optimizer': optimizer.state_dict()}\nif args.amp:\n    state['scaler'] = scaler.state_dict()\ntorch.save(state, 'x')"),
+        program("torch.save({'optimizer': optimizer.state_dict()}, args.path)", arguments="enabled=False"),
+        program("torch.save({'optimizer': optimizer.state_dict()}, args.path)", region="dtype=torch.bfloat16"),
+        program("torch.save({'lr': optimizer.param_groups[0]['lr']}, args.path)"),
+        program("args.state = {'optimizer': optimizer.state_dict()}"),
+    ],
+)
+def test_checkpoints_that_are_whole_or_not_meant_to_be(code: str) -> None:
+    check_marked(code, SAVED)
+
+
+def test_a_save_function_of_a_class_and_one_that_is_called() -> None:
+    check_marked(
+        """
+        import torch
+
+        class Trainer:
+            def __init__(self, model):
+                self.optim = torch.optim.SGD(model.parameters(), lr=0.1)
+                self.grad = torch.amp.GradScaler("cuda")
+
+            def save(self, path):
+                torch.save({"optim": self.optim.state_dict()}, path)  # <-
+
+        class Other:
+            def save(self, path):
+                torch.save({"optim": self.optim.state_dict()}, path)
+        """,
+        SAVED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("save", "expected"),
+    [
+        ("torch.save({'optimizer_state': optimizer.state_dict()}, 'x')", "optimizer.state_dict(), \"scaler_state\": scaler.state_dict()}, 'x')"),
+        ("torch.save(dict(optim=optimizer.state_dict()), 'x')", "torch.save(dict(optim=optimizer.state_dict(), scaler=scaler.state_dict()), 'x')"),
+        (
+            "state = {\n    'optimizer': optimizer.state_dict(),  # with momentum\n}\ntorch.save(state, 'x')",
+            "    state = {\n        'optimizer': optimizer.state_dict(),  # with momentum\n        \"scaler\": scaler.state_dict(),\n    }\n",
+        ),
+        (
+            "state = {\n    'optimizer': optimizer.state_dict()\n}\ntorch.save(state, 'x')",
+            "    state = {\n        'optimizer': optimizer.state_dict(),\n        \"scaler\": scaler.state_dict()\n    }\n",
+        ),
+        (
+            "state = {'epoch': 3,\n         'optimizer': optimizer.state_dict()}\ntorch.save(state, 'x')",
+            "         'optimizer': optimizer.state_dict()}\n    state[\"scaler\"] = scaler.state_dict()\n",
+        ),
+    ],
+)
+def test_the_fix_keeps_the_layout(save: str, expected: str) -> None:
+    changed = fix_all(program(save), SAVED)
+    assert expected in changed
+    check_marked(changed, SAVED)
+
+
+RESUME = """
+import torch
+
+def main(args, model, loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    {load}
+    for x in loader:
+        train(model, x, optimizer, scaler)
+    torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": scaler.state_dict()}}, args.path)
+"""
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "optimizer.load_state_dict(torch.load(args.path)['optimizer'])  # <-",
+        "c = torch.load(args.path)\nmodel.load_state_dict(c['model'])\noptimizer.load_state_dict(c['optimizer'])  # <-",
+        "c = torch.load(args.path)\nif args.resume:\n    optimizer.load_state_dict(c['optimizer'])  # <-",
+        "c = torch.load(args.path)\noptimizer.load_state_dict(c.get('optimizer'))  # <-",
+    ],
+)
+def test_resumes_without_the_scaler(load: str) -> None:
+    check_marked(RESUME.format(load=load.replace("\n", "\n    ")), RESTORED)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "c = torch.load(args.path)\noptimizer.load_state_dict(c['optimizer'])\nscaler.load_state_dict(c['amp'])",
+        "c = torch.load(args.path)\noptimizer.load_state_dict(c['optimizer'])\nif 'amp' in c:\n    scaler.load_state_dict(c['amp'])",
+        "c = torch.load(args.path)\noptimizer.load_state_dict(c['optimizer'])\nif args.amp:\n    scaler.load_state_dict(c['amp'])",
+        "model.load_state_dict(torch.load(args.path)['model'])",
+        "c = torch.load(args.path)\nfor o in (optimizer, scaler):\n    o.load_state_dict(c[type(o).__name__])",
+        "c = torch.load(args.path)\noptimizer.load_state_dict(c['optimizer'])\nargs.parts[0].load_state_dict(c['amp'])",
+    ],
+)
+def test_resumes_that_load_it(load: str) -> None:
+    check_marked(RESUME.format(load=load.replace("\n", "\n    ")), RESTORED)
+
+
+def test_a_file_that_does_not_save_the_scaler_is_about_saving() -> None:
+    code = RESUME.format(load="c = torch.load(args.path)\n    optimizer.load_state_dict(c['optimizer'])")
+    check_marked(code.replace(', "amp": scaler.state_dict()', ""), RESTORED)
+
+
+def test_the_fix_loads_what_was_saved() -> None:
+    changed = fix_all(RESUME.format(load="c = torch.load('x')\n    optimizer.load_state_dict(c['optimizer'])  # and its momentum"), RESTORED)
+    assert "optimizer.load_state_dict(c['optimizer'])  # and its momentum\n    scaler.load_state_dict(c[\"amp\"])\n" in changed
+
+
+def test_objects_that_a_function_makes_together() -> None:
+    check_marked(
+        """
+        import torch
+
+        def fresh():
+            model = torch.nn.Linear(2, 2)
+            return model, torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu")
+
+        m, o, s = fresh()
+        saved = dict(m=m.state_dict(), o=o.state_dict(), s=s.state_dict())
+        for keep in (True, False):
+            m2, o2, s2 = fresh()
+            m2.load_state_dict(saved["m"])
+            o2.load_state_dict(saved["o"])  # <-
+            if keep:
+                s2.load_state_dict(saved["s"])
+        """,
+        RESTORED,
+    )

@@ -1,0 +1,127 @@
+"""From paths to files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from halfstep.errors import ConfigurationError
+from halfstep.lint.discovery import SKIPPED_FOLDERS, find_files
+
+
+def make(top: Path, *names: str) -> None:
+    for name in names:
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text("")
+
+
+def found(*paths: Path | str, excluded: tuple[str, ...] = (), exclude_named: bool = False) -> list[str]:
+    discovery = find_files([Path(path) for path in paths], is_excluded=lambda path: path.name in excluded, exclude_named=exclude_named)
+    assert discovery.unread == ()
+    return [str(path) for path in discovery.files]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_python_and_notebooks_are_found_in_order(folder: Path) -> None:
+    make(folder, "b.py", "a.py", "pkg/z.py", "pkg/a.ipynb", "pkg-2/a.py", "notes.txt", "stub.pyi", "x.pyc", "README.md", "py")
+    assert found(".") == ["a.py", "b.py", "pkg/a.ipynb", "pkg/z.py", "pkg-2/a.py"]
+
+
+def test_paths_begin_as_what_was_named(folder: Path) -> None:
+    make(folder, "pkg/a.py")
+    assert found("pkg") == ["pkg/a.py"]
+    assert found("./pkg/") == ["pkg/a.py"]
+    assert found(folder / "pkg") == [f"{folder}/pkg/a.py"]
+    (folder / "below").mkdir()
+    os.chdir(folder / "below")
+    assert found("../pkg") == ["../pkg/a.py"]
+
+
+def test_a_named_file_may_be_called_anything(folder: Path) -> None:
+    make(folder, "train", "stub.pyi", ".venv/x.py")
+    assert found("train", "stub.pyi", ".venv/x.py") == [".venv/x.py", "stub.pyi", "train"]
+
+
+@pytest.mark.parametrize("name", sorted(SKIPPED_FOLDERS))
+def test_what_is_not_the_users_own_is_passed_over_unless_it_is_named(folder: Path, name: str) -> None:
+    make(folder, "a.py", f"{name}/b.py", f"sub/{name}/deep/c.py")
+    assert found(".") == ["a.py"]
+    assert found(name) == [f"{name}/b.py"]
+    assert found(f"sub/{name}/deep") == [f"sub/{name}/deep/c.py"]
+
+
+def test_a_file_is_not_passed_over_for_its_name(folder: Path) -> None:
+    make(folder, "pkg/build.py", ".github/check.py", "environment/a.py")
+    assert found(".") == [".github/check.py", "environment/a.py", "pkg/build.py"]
+
+
+def test_an_environment_is_known_by_its_configuration(folder: Path) -> None:
+    make(folder, "env-3.12/pyvenv.cfg", "env-3.12/a.py", "env-3.12/lib/b.py", "c.py")
+    assert found(".") == ["c.py"]
+    assert found("env-3.12") == ["env-3.12/a.py", "env-3.12/lib/b.py"]
+
+
+def test_each_file_is_found_once(folder: Path) -> None:
+    make(folder, "pkg/a.py", "pkg/b.py")
+    assert found("pkg/a.py", "pkg", ".", folder) == ["pkg/a.py", "pkg/b.py"]
+    (folder / "pkg" / "link.py").symlink_to("a.py")
+    assert len(found("pkg")) == 2
+
+
+def test_links_to_folders_are_not_followed_unless_they_are_named(folder: Path) -> None:
+    make(folder, "pkg/a.py")
+    (folder / "pkg" / "loop").symlink_to(folder)
+    (folder / "other").symlink_to("pkg")
+    assert found(".") == ["pkg/a.py"]
+    assert found("other") == ["other/a.py"]
+
+
+def test_what_is_no_file_is_not_found(folder: Path) -> None:
+    make(folder, "a.py")
+    (folder / "folder.py").mkdir()
+    (folder / "broken.py").symlink_to("nowhere.py")
+    os.mkfifo(folder / "pipe.py")
+    assert found(".") == ["a.py"]
+
+
+def test_exclusion_is_for_what_is_found_and_on_request_for_what_is_named(folder: Path) -> None:
+    make(folder, "a.py", "b.py", "old/c.py")
+    assert found(".", excluded=("b.py", "old")) == ["a.py"]
+    assert found("b.py", "a.py", excluded=("b.py",)) == ["a.py", "b.py"]
+    assert found("b.py", "a.py", excluded=("b.py",), exclude_named=True) == ["a.py"]
+
+
+@pytest.mark.parametrize("name", ["none.py", "no/folder", "broken.py"])
+def test_what_does_not_exist_is_named(folder: Path, name: str) -> None:
+    make(folder, "a.py")
+    (folder / "broken.py").symlink_to("nowhere.py")
+    with pytest.raises(ConfigurationError, match=rf"^There is no file or folder {name}\. Name what is to be checked\.$"):
+        find_files([Path("a.py"), Path(name)], is_excluded=lambda _: False)
+
+
+def test_nothing_may_be_found(folder: Path) -> None:
+    make(folder, "notes.txt")
+    assert found(".") == []
+    assert found() == []
+
+
+def test_a_folder_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(folder, "a.py", "data/b.py")
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("data"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    discovery = find_files([Path()], is_excluded=lambda _: False)
+    assert [str(path) for path in discovery.files] == ["a.py"]
+    assert discovery.unread == ("data: Permission denied",)

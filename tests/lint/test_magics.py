@@ -1,0 +1,95 @@
+"""Cells without their magics."""
+
+from __future__ import annotations
+
+import ast
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfstep.lint.magics import mask_cell, unmasked
+
+M0, M1 = "__halfstep_magic_0__", "__halfstep_magic_1__"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("", ""),
+        ("x = 1\n", "x = 1\n"),
+        ("%matplotlib inline\nx = 1", f"{M0}\nx = 1"),
+        ("!pip install -q torch\nx = 1\n", f"{M0}\nx = 1\n"),
+        ("if x:\n    %time f()\n    !ls {x}\ny", f"if x:\n    {M0}\n    {M1}\ny"),
+        ("x = !ls\ny = %sql select 1", f"x = {M0}\ny = {M1}"),
+        ("a, b = %sx ls\n", f"a, b = {M0}\n"),
+        ("torch.amp?\n?torch.amp\n", f"{M0}\n{M1}\n"),
+        ("torch.amp??", M0),
+        ("%%time\nx = 1\n", f"{M0}\nx = 1\n"),
+        ("\n%%capture out\nx = 1", f"\n{M0}\nx = 1"),
+        ("%%bash\nls -l | grep x\n", "\n\n"),
+        ("%%writefile a.py\nx = 1", "\n"),
+        ("%%python\nx = 1", "\n"),
+        ("!pip install \\\n    torch \\\n  numpy\nx = 1", f"{M0}\n# {M1}\n# __halfstep_magic_2__\nx = 1"),
+        ("pip install torch\nx = 1", f"{M0}\nx = 1"),
+        ("cd ..\nx = 1", f"{M0}\nx = 1"),
+        ('x = """\n%d\n!\n""" % 3\n!ls', f'x = """\n%d\n!\n""" % 3\n{M0}'),
+        ("x = (1\n%\n3)\n!ls", f"x = (1\n%\n3)\n{M0}"),
+        ("x = 7 \\\n% 2\n!ls", f"x = 7 \\\n% 2\n{M0}"),
+        ("x = 'a\\'(' # (\n!ls", f"x = 'a\\'(' # (\n{M0}"),
+        ('x = r"\\" + "("\n!ls', None),
+        ("x = '''a'''\n!ls", f"x = '''a'''\n{M0}"),
+        ("x = 'a\\\n% b'\n!ls", f"x = 'a\\\n% b'\n{M0}"),
+        ("a %= 2\na != 3\n!ls", f"a %= 2\na != 3\n{M0}"),
+        ("await f()\n!ls", f"await f()\n{M0}"),
+    ],
+)
+def test_magics_are_masked_and_come_back(text: str, masked: str | None) -> None:
+    cell = mask_cell(text, first=0)
+    if masked is None:
+        assert cell.error is not None
+        return
+    assert (cell.text, cell.error) == (masked, None)
+    assert cell.text.count("\n") == text.count("\n")
+    ast.parse(cell.text)
+    if cell.text.strip() or not text.strip():
+        assert unmasked(cell.text, cell.hidden) == text
+
+
+def test_columns_of_other_code_stay() -> None:
+    cell = mask_cell("!ls\n    \nif a:\n        b()", first=5)
+    assert cell.text == "__halfstep_magic_5__\n    \nif a:\n        b()"
+    assert dict(cell.hidden) == {5: "!ls"}
+
+
+@pytest.mark.parametrize("text", ["x = = 1", "print 'a'", "%time\nx = (", "x = '\0'", "x = '\ud800'", "(" * 500])
+def test_what_is_neither_python_nor_magic_is_an_error(text: str) -> None:
+    cell = mask_cell(text, first=0)
+    assert cell.error is not None
+    assert cell.text == "\n" * text.count("\n")
+    assert not cell.hidden
+
+
+HIDDEN = MappingProxyType({0: "%a", 1: "!b"})
+
+
+class TestPuttingBack:
+    def test_a_moved_magic_keeps_its_new_indentation(self) -> None:
+        assert unmasked(f"if x:\n    {M0}\n{M1}", HIDDEN) == "if x:\n    %a\n!b"
+
+    @pytest.mark.parametrize("text", ["", M0, f"{M0}\n{M0}\n{M1}", f"{M0}\n{M1}\n__halfstep_magic_2__"])
+    def test_a_magic_that_is_gone_or_doubled_or_foreign_is_refused(self, text: str) -> None:
+        assert unmasked(text, HIDDEN) is None
+
+    def test_what_a_magic_says_is_no_pattern(self) -> None:
+        assert unmasked(M0, {0: r"!echo \1 \g<0>"}) == r"!echo \1 \g<0>"
+
+
+@given(text=st.text(st.sampled_from("%!?x=()\"'\\\n #:1"), max_size=30))
+def test_any_text_is_masked_line_by_line(text: str) -> None:
+    cell = mask_cell(text, first=3)
+    assert cell.text.count("\n") == text.count("\n")
+    ast.parse(cell.text)
+    if cell.text.strip():
+        assert unmasked(cell.text, cell.hidden) == text
