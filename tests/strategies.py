@@ -21,6 +21,7 @@ from halfstep.records import (
     EpochSummary,
     Experiment,
     FileRecord,
+    FixSafety,
     FolderRecord,
     Inspection,
     Inspections,
@@ -44,12 +45,14 @@ from halfstep.records import (
     Precision,
     PrecisionRun,
     Remedy,
+    RuleRecord,
     RunRecord,
     RunSummaries,
     RunSummary,
     ScalerStats,
     ScalerUse,
     Settings,
+    Severity,
     Site,
     SourceLine,
     StepRecord,
@@ -59,6 +62,7 @@ from halfstep.records import (
     UnderflowSite,
     VanishedGradients,
     Verdict,
+    Violation,
 )
 from halfstep.records.comparison import SCHEMA
 from tests.checkpoint_strategies import (
@@ -136,6 +140,7 @@ __all__ = [
     "precision_runs",
     "precisions",
     "remedies",
+    "rule_records",
     "run_records",
     "run_summaries",
     "scaler_stats",
@@ -152,6 +157,7 @@ __all__ = [
     "underflow_sites",
     "vanished_gradients",
     "verdicts",
+    "violations",
 ]
 
 
@@ -289,6 +295,24 @@ def policy_effects() -> st.SearchStrategy[PolicyEffect]:
     )
 
 
+def violations() -> st.SearchStrategy[Violation]:
+    return st.builds(
+        Violation,
+        code=texts(),
+        rule=texts(),
+        path=texts(),
+        line=st.integers(),
+        column=st.integers(),
+        message=texts(),
+        fix=st.none() | st.sampled_from(get_args(FixSafety)),
+        cell=st.none() | st.integers(),
+    )
+
+
+def rule_records() -> st.SearchStrategy[RuleRecord]:
+    return st.builds(RuleRecord, code=texts(), name=texts(), severity=st.sampled_from(get_args(Severity)), summary=texts(), page=texts())
+
+
 def comparisons() -> st.SearchStrategy[Comparison]:
     return st.builds(
         Comparison,
@@ -336,6 +360,7 @@ RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     PolicyEffect: policy_effects(),
     PrecisionRun: precision_runs(),
     Remedy: remedies(),
+    RuleRecord: rule_records(),
     EpochSummary: epoch_summaries(),
     OptimizerSummary: optimizer_summaries(),
     RunRecord: run_records(),
@@ -351,4 +376,5 @@ RECORDS: dict[type[AbstractRecord], st.SearchStrategy[AbstractRecord]] = {
     TraceRecord: trace_records(),
     VanishedGradients: vanished_gradients(),
     Verdict: verdicts(),
+    Violation: violations(),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfstep.errors import ConfigurationError
-from halfstep.files import check_writable, write_text
+from halfstep.files import check_writable, rewrite, write_text
 
 needs_a_user = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX files")
@@ -162,3 +162,50 @@ def test_a_device_that_may_not_be_written_to_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != Path("/dev/null"))
     with pytest.raises(ConfigurationError, match=r"Cannot write /dev/null: no permission\."):
         check_writable(Path("/dev/null"))
+
+
+class TestRewriting:
+    @needs_posix
+    @pytest.mark.parametrize("mode", [0o755, 0o600, 0o640])
+    def test_permissions_stay(self, tmp_path: Path, mode: int) -> None:
+        path = tmp_path / "train.py"
+        path.write_bytes(b"old")
+        path.chmod(mode)
+        rewrite(path, b"new\r\n\xff")
+        assert path.read_bytes() == b"new\r\n\xff"
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert os.listdir(tmp_path) == ["train.py"]
+
+    @needs_posix
+    def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
+        target, link = tmp_path / "target.py", tmp_path / "link.py"
+        target.write_bytes(b"old")
+        link.symlink_to(target.name)
+        rewrite(link, b"new")
+        assert link.is_symlink()
+        assert target.read_bytes() == b"new"
+
+    @pytest.mark.parametrize("name", ["none.py", "folder", "missing/train.py"])
+    def test_what_is_no_file_is_refused(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(ConfigurationError, match=r"Cannot write .*: (there is no such file|it is a folder|there is no folder)"):
+            rewrite(tmp_path / name, b"new")
+        assert os.listdir(tmp_path) == ["folder"]
+
+    def test_a_failure_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "train.py"
+        path.write_bytes(b"old")
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "replace", fail)
+        with pytest.raises(ConfigurationError, match=r"Cannot write .*train\.py: No space left on device\."):
+            rewrite(path, b"new")
+        assert path.read_bytes() == b"old"
+        assert os.listdir(tmp_path) == ["train.py"]
+
+    @needs_posix
+    def test_a_device_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"Cannot write /dev/null: there is no such file\."):
+            rewrite(Path("/dev/null"), b"gone")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from halfstep.errors import ConfigurationError
 
-__all__ = ["check_writable", "write_text"]
+__all__ = ["check_writable", "rewrite", "write_text"]
 
 
 def check_writable(path: Path) -> None:
@@ -42,7 +44,24 @@ def write_text(path: Path, text: str) -> None:
         if _is_stream(path):
             path.write_text(text, encoding="utf-8")
         else:
-            _replace(_target(path), text)
+            _replace(_target(path), text.encode("utf-8"), like=None)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Gives a file other content; its permissions and its owner stay, and a reader sees the old file or the whole new one.
+
+    A symbolic link stays one: the file that it leads to is replaced.
+
+    Raises:
+        ConfigurationError: It is no file, or cannot be written; it is untouched.
+    """
+    check_writable(path)
+    if not path.is_file():
+        raise ConfigurationError(f"Cannot write {path}: there is no such file.")
+    try:
+        _replace(_target(path), content, like=path.stat())
     except OSError as error:
         raise ConfigurationError(f"Cannot write {path}: {error.strerror or error}.") from error
 
@@ -69,13 +88,18 @@ def _target(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes, *, like: os.stat_result | None) -> None:
+    """Puts a new file in the place of one, with the permissions that new files have, or with those of another."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     part = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        part.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read.
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        if like is not None and hasattr(os, "chown"):
+            with suppress(OSError):  # Only the superuser may give a file to somebody, and only he needs to.
+                os.chown(part, like.st_uid, like.st_gid)
+        # mkstemp makes files that only their owner can read.
+        part.chmod(0o666 & ~_umask() if like is None else stat.S_IMODE(like.st_mode))
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -45,6 +45,22 @@ def test_help(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert not err
 
 
+def test_every_subcommand_is_listed_and_is_called_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(command.commands) == {"audit", "compare", "diagnose", "inspect", "lint", "ops", "policy", "report", "run"}
+    assert all(subcommand.name == name for name, subcommand in command.commands.items())
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in command.commands)
+
+
+@pytest.mark.parametrize(("words", "others"), [(["lint", "--help"], ["run", "compare"]), (["--version"], ["lint", "run", "compare"])])
+def test_other_subcommands_are_not_loaded(words: list[str], others: list[str]) -> None:
+    program = f"import sys\nfrom halfstep.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    pass\n"
+    program += f"assert not [name for name in {others} if f'halfstep.cli.{{name}}' in sys.modules]"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_help_of_compare_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("compare", "--help") == 0
     out = capsys.readouterr().out
@@ -77,6 +93,7 @@ def test_version(capsys: pytest.CaptureFixture[str], option: str) -> None:
     [
         (["--bogus"], "No such option '--bogus'"),
         (["comparee"], "No such command 'comparee'"),
+        (["lnit"], "lint"),
         (["compare"], "Missing argument 'TASK'"),
         (["compare", "a.py:task", "--step"], "Did you mean"),
         (["compare", "a.py:task", "--steps", "many"], "'many' is not a valid integer range"),

@@ -4,23 +4,62 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib import import_module
+from typing import Final, final
 
 import click
 
 import halfstep
-from halfstep.cli.audit import audit_command
-from halfstep.cli.compare import compare_command
-from halfstep.cli.diagnose import diagnose_command
 from halfstep.cli.exit_codes import ExitCode
-from halfstep.cli.inspect import inspect_command
-from halfstep.cli.ops import ops_command
-from halfstep.cli.policy import policy_group
-from halfstep.cli.report import report_command
-from halfstep.cli.run import run_command
 from halfstep.errors import HalfstepError, TaskError
 
 __all__ = ["command", "main"]
+
+# Where each subcommand is defined. It is loaded when it is called, or listed: a hook that runs at every commit must not pay for the others.
+_HOMES: Final = {
+    "audit": ("halfstep.cli.audit", "audit_command"),
+    "compare": ("halfstep.cli.compare", "compare_command"),
+    "diagnose": ("halfstep.cli.diagnose", "diagnose_command"),
+    "inspect": ("halfstep.cli.inspect", "inspect_command"),
+    "lint": ("halfstep.cli.lint", "lint_command"),
+    "ops": ("halfstep.cli.ops", "ops_command"),
+    "policy": ("halfstep.cli.policy", "policy_group"),
+    "report": ("halfstep.cli.report", "report_command"),
+    "run": ("halfstep.cli.run", "run_command"),
+}
+
+
+@final
+class _Subcommands(MutableMapping[str, click.Command]):
+    """The subcommands by name, each imported when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, click.Command] = {}
+        self._names = dict.fromkeys(_HOMES)
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self._names and name not in self._loaded:
+            module, attribute = _HOMES[name]
+            self._loaded[name] = getattr(import_module(module), attribute)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, subcommand: click.Command) -> None:
+        self._names[name] = None
+        self._loaded[name] = subcommand
+
+    def __delitem__(self, name: str) -> None:
+        del self._names[name]
+        self._loaded.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 _EPILOG = """\
@@ -30,23 +69,13 @@ Start with:  halfstep compare examples/cifar_resnet18.py:task --channels-last --
 """
 
 
-@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(commands=_Subcommands(), epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(halfstep.__version__, "-V", "--version", message="halfstep %(version)s")
 @click.option("--traceback", "show_traceback", is_flag=True, help="Show the whole traceback of an error.")
 @click.pass_context
 def command(context: click.Context, show_traceback: bool) -> None:  # noqa: FBT001 - click passes flags so
     """Mixed-precision training in PyTorch that you can trust."""
     context.obj = {"traceback": show_traceback}
-
-
-command.add_command(compare_command)
-command.add_command(policy_group)
-command.add_command(audit_command)
-command.add_command(diagnose_command)
-command.add_command(ops_command)
-command.add_command(run_command)
-command.add_command(report_command)
-command.add_command(inspect_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,63 +1,71 @@
-"""Frozen facts that cross a layer, and the format in which they lie on disk. Nothing here loads torch."""
+"""Frozen facts that cross a layer, and the format in which they lie on disk. Nothing here loads torch.
 
-from halfstep.records.audit import AUDIT_SCHEMA, Audit, KeptOperation, KeptReason, UnderflowSite
-from halfstep.records.base import AbstractRecord
-from halfstep.records.checkpoint import (
-    CHECKPOINT_SCHEMA,
-    CheckpointKind,
-    CheckpointRecord,
-    EngineRecord,
-    FileRecord,
-    FolderRecord,
-    Inspection,
-    Inspections,
-    PartRecord,
-    TensorRecord,
-)
-from halfstep.records.comparison import (
-    SCHEMA,
-    Comparison,
-    Device,
-    Interval,
-    LossParity,
-    MemoryParts,
-    MemorySource,
-    Outcome,
-    PrecisionRun,
-    Settings,
-    Verdict,
-)
-from halfstep.records.diagnosis import (
-    CAUSES,
-    DIAGNOSIS_SCHEMA,
-    Cause,
-    Deviation,
-    Diagnosis,
-    Experiment,
-    NonFiniteTensor,
-    Remedy,
-    SourceLine,
-    StuckTensor,
-    VanishedGradients,
-)
-from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
-from halfstep.records.run import RUN_SCHEMA, Action, Alert, RunEvent, RunRecord, Severity
-from halfstep.records.scaler import ScalerStats
-from halfstep.records.step import Precision, ScalerUse, StepRecord
-from halfstep.records.summary import SUMMARY_SCHEMA, EpochSummary, OptimizerSummary, RunSummaries, RunSummary
-from halfstep.records.trace import (
-    TRACE_SCHEMA,
-    UNKNOWN,
-    ModuleRange,
-    OperationLists,
-    OperationTreatment,
-    OpRecord,
-    Phase,
-    Site,
-    TraceRecord,
-    Treatment,
-    bare_name,
-)
+The names below load on first use: `halfstep lint` needs two of these records, and starts at every commit.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halfstep.records.audit import AUDIT_SCHEMA, Audit, KeptOperation, KeptReason, UnderflowSite
+    from halfstep.records.base import AbstractRecord
+    from halfstep.records.checkpoint import (
+        CHECKPOINT_SCHEMA,
+        CheckpointKind,
+        CheckpointRecord,
+        EngineRecord,
+        FileRecord,
+        FolderRecord,
+        Inspection,
+        Inspections,
+        PartRecord,
+        TensorRecord,
+    )
+    from halfstep.records.comparison import (
+        SCHEMA,
+        Comparison,
+        Device,
+        Interval,
+        LossParity,
+        MemoryParts,
+        MemorySource,
+        Outcome,
+        PrecisionRun,
+        Settings,
+        Verdict,
+    )
+    from halfstep.records.diagnosis import (
+        CAUSES,
+        DIAGNOSIS_SCHEMA,
+        Cause,
+        Deviation,
+        Diagnosis,
+        Experiment,
+        NonFiniteTensor,
+        Remedy,
+        SourceLine,
+        StuckTensor,
+        VanishedGradients,
+    )
+    from halfstep.records.lint import FixSafety, RuleRecord, Violation
+    from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
+    from halfstep.records.run import RUN_SCHEMA, Action, Alert, RunEvent, RunRecord, Severity
+    from halfstep.records.scaler import ScalerStats
+    from halfstep.records.step import Precision, ScalerUse, StepRecord
+    from halfstep.records.summary import SUMMARY_SCHEMA, EpochSummary, OptimizerSummary, RunSummaries, RunSummary
+    from halfstep.records.trace import (
+        TRACE_SCHEMA,
+        UNKNOWN,
+        ModuleRange,
+        OperationLists,
+        OperationTreatment,
+        OpRecord,
+        Phase,
+        Site,
+        TraceRecord,
+        Treatment,
+        bare_name,
+    )
 
 __all__ = [
     "AUDIT_SCHEMA",
@@ -85,6 +93,7 @@ __all__ = [
     "EpochSummary",
     "Experiment",
     "FileRecord",
+    "FixSafety",
     "FolderRecord",
     "Inspection",
     "Inspections",
@@ -110,6 +119,7 @@ __all__ = [
     "Precision",
     "PrecisionRun",
     "Remedy",
+    "RuleRecord",
     "RunEvent",
     "RunRecord",
     "RunSummaries",
@@ -128,5 +138,94 @@ __all__ = [
     "UnderflowSite",
     "VanishedGradients",
     "Verdict",
+    "Violation",
     "bare_name",
 ]
+
+# Where each name is defined.
+_HOMES = {
+    "AUDIT_SCHEMA": "audit",
+    "AbstractRecord": "base",
+    "Action": "run",
+    "Alert": "run",
+    "Audit": "audit",
+    "CAUSES": "diagnosis",
+    "CHECKPOINT_SCHEMA": "checkpoint",
+    "Cause": "diagnosis",
+    "CheckpointKind": "checkpoint",
+    "CheckpointRecord": "checkpoint",
+    "Comparison": "comparison",
+    "DIAGNOSIS_SCHEMA": "diagnosis",
+    "Deviation": "diagnosis",
+    "Device": "comparison",
+    "Diagnosis": "diagnosis",
+    "EffectivePrecision": "policy",
+    "EngineRecord": "checkpoint",
+    "EpochSummary": "summary",
+    "Experiment": "diagnosis",
+    "FileRecord": "checkpoint",
+    "FixSafety": "lint",
+    "FolderRecord": "checkpoint",
+    "Inspection": "checkpoint",
+    "Inspections": "checkpoint",
+    "Interval": "comparison",
+    "KeptOperation": "audit",
+    "KeptReason": "audit",
+    "LossParity": "comparison",
+    "MemoryParts": "comparison",
+    "MemorySource": "comparison",
+    "ModulePrecision": "policy",
+    "ModuleRange": "trace",
+    "NonFiniteTensor": "diagnosis",
+    "OpRecord": "trace",
+    "OperationLists": "trace",
+    "OperationTreatment": "trace",
+    "OptimizerSummary": "summary",
+    "Outcome": "comparison",
+    "OverrideEffect": "policy",
+    "OverrideStatus": "policy",
+    "PartRecord": "checkpoint",
+    "Phase": "trace",
+    "PolicyEffect": "policy",
+    "Precision": "step",
+    "PrecisionRun": "comparison",
+    "RUN_SCHEMA": "run",
+    "Remedy": "diagnosis",
+    "RuleRecord": "lint",
+    "RunEvent": "run",
+    "RunRecord": "run",
+    "RunSummaries": "summary",
+    "RunSummary": "summary",
+    "SCHEMA": "comparison",
+    "SUMMARY_SCHEMA": "summary",
+    "ScalerStats": "scaler",
+    "ScalerUse": "step",
+    "Settings": "comparison",
+    "Severity": "run",
+    "Site": "trace",
+    "SourceLine": "diagnosis",
+    "StepRecord": "step",
+    "StuckTensor": "diagnosis",
+    "TRACE_SCHEMA": "trace",
+    "TensorRecord": "checkpoint",
+    "TraceRecord": "trace",
+    "Treatment": "trace",
+    "UNKNOWN": "trace",
+    "UnderflowSite": "audit",
+    "VanishedGradients": "diagnosis",
+    "Verdict": "comparison",
+    "Violation": "lint",
+    "bare_name": "trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'halfstep.records' has no attribute {name!r}")
+    value = getattr(import_module(f"halfstep.records.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

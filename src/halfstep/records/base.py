@@ -6,8 +6,6 @@ import json
 
 from typing_extensions import Self
 
-from halfstep.records.codec import decode, encode
-
 __all__ = ["AbstractRecord"]
 
 
@@ -26,6 +24,9 @@ class AbstractRecord:
         Args:
             indent: Spaces for each level, or `None` for a single line.
         """
+        # It loads cattrs, which a program that writes no record does not pay for.
+        from halfstep.records.codec import encode  # noqa: PLC0415
+
         return json.dumps(encode(self), indent=indent, allow_nan=False)
 
     @classmethod
@@ -35,4 +36,6 @@ class AbstractRecord:
         Raises:
             RecordFormatError: The text is not JSON, or not this record.
         """
+        from halfstep.records.codec import decode  # noqa: PLC0415 - as above
+
         return decode(text, cls)

@@ -1,0 +1,93 @@
+"""How `halfstep lint` prints: into pipes, into terminals, and for readers that leave."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+import halfstep
+from halfstep.lint.pages import rule_page, rule_records
+from halfstep.lint.rules import RULES
+from halfstep.records import Violation
+from halfstep.report.lint import (
+    finding_line,
+    findings_json,
+    github_lines,
+    printable,
+    statistics_json,
+    statistics_lines,
+    styled_line,
+    summary_text,
+)
+
+__all__ = ["print_findings", "tell", "write"]
+
+
+def print_findings(
+    violations: Sequence[Violation],
+    *,
+    stream: TextIO,
+    format: str,
+    statistics: bool,
+    files: int,
+    fixed: int,
+    failures: Sequence[str],
+) -> None:
+    """Prints what was found.
+
+    Args:
+        violations: The findings.
+        stream: Where to.
+        format: `text`, `json`, `github` or `sarif`.
+        statistics: Whether findings are counted only.
+        files: How many files were checked.
+        fixed: How many findings were fixed.
+        failures: What could not be checked.
+    """
+    if format == "text":
+        if stream.isatty() and not statistics:
+            _print_styled(violations, stream)
+        else:
+            lines = statistics_lines(violations) if statistics else map(finding_line, violations)
+            write("".join(f"{line}\n" for line in lines), stream)
+        write(f"{summary_text(violations, files=files, fixed=fixed)}\n", stream)
+    else:
+        write("".join(f"{part}\n" for part in _documents(violations, format, statistics=statistics, failures=failures)), stream)
+
+
+def tell(message: str) -> None:
+    """Prints a line on standard error, with the name of the program before it."""
+    write(f"halfstep: {printable(message)}\n", sys.stderr)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Writes text, by default to standard output; what its encoding lacks is escaped, and a reader that has left is no error."""
+    stream = sys.stdout if stream is None else stream
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _documents(violations: Sequence[Violation], format: str, *, statistics: bool, failures: Sequence[str]) -> Iterator[str]:
+    if format == "json":
+        yield statistics_json(violations) if statistics else findings_json(violations)
+    elif format == "github":
+        yield from github_lines(violations, rule_records(RULES))
+    else:
+        from halfstep.report.lint_sarif import findings_sarif  # noqa: PLC0415 - for the rare reader of it
+
+        yield findings_sarif(violations, rule_records(RULES, page=rule_page), version=halfstep.__version__, failures=failures)
+
+
+def _print_styled(violations: Sequence[Violation], stream: TextIO) -> None:
+    from rich.console import Console  # noqa: PLC0415 - only where somebody sees colours
+
+    console = Console(file=stream, highlight=False)
+    for violation in violations:
+        console.print(styled_line(violation), soft_wrap=True)
