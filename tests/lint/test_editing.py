@@ -193,6 +193,10 @@ def test_a_fix_that_does_not_work_is_left_out_alone(bad: Fix) -> None:
     assert edited == Edited(text="a()\nm()\nb()\nn()\n", applied=3)
 
 
+def test_a_fix_that_does_not_work_keeps_no_place_from_others() -> None:
+    assert apply("a()\n", inserted("a()", "m("), inserted("a()")) == Edited(text="a()\nm()\n", applied=1)
+
+
 def test_one_edit_that_does_not_work_takes_its_fix_along() -> None:
     edited = apply("a()\nb()\n", together(deleted("a()"), inserted("b()", "m(")))
     assert edited == Edited(text="a()\nb()\n", applied=0)

@@ -258,7 +258,7 @@ def test_random_edits_of_ugly_programs_change_what_they_say(seed: int) -> None:
 
 
 @given(st.sampled_from(_FILES), st.integers(0, 2**32), st.sampled_from(["\n", "\r\n"]))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 def test_random_edits_change_what_they_say(path: Path, seed: int, newline: str) -> None:
     text = read(path, newline=newline)
     if text is None or len(text) > 60_000 or not _parse(text).body:

@@ -41,11 +41,18 @@ class CallSites:
         """The calls of a function, each with whether an object fills its first parameter."""
         if self._calls is None:
             self._calls = {}
-            for call in self._syntax.nodes(ast.Call):
-                for binding in self._names.bindings(call.func):
-                    for called, bound in self._called(binding, call):
-                        self._calls.setdefault(called, []).append((call, bound))
+            # What a parameter is, is asked in the end: that answer takes the other calls.
+            for passing in (False, True):
+                for call in self._syntax.nodes(ast.Call):
+                    self._enter(call, passing=passing)
         return self._calls.get(function, ())
+
+    def _enter(self, call: ast.Call, *, passing: bool) -> None:
+        assert self._calls is not None
+        for binding in self._names.bindings(call.func):
+            if (binding.kind == "parameter") is passing:
+                for called, bound in self._called(binding, call):
+                    self._calls.setdefault(called, []).append((call, bound))
 
     def _called(self, binding: Binding, call: ast.Call) -> Iterator[tuple[ast.AST, bool]]:
         if binding.kind == "element":

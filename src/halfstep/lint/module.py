@@ -259,6 +259,18 @@ class Module:
                     found.append(value)
         return found
 
+    def callers(self, function: Function) -> Sequence[ast.Call]:
+        """The calls in this file that may reach a function of it."""
+        return self._callers.get(function, ())
+
+    @cached_property
+    def _callers(self) -> Mapping[ast.AST, Sequence[ast.Call]]:
+        found: dict[ast.AST, list[ast.Call]] = {}
+        for call in self.nodes(ast.Call):
+            for routine in self.routines(call):
+                found.setdefault(routine.node, []).append(call)
+        return found
+
     def routines(self, call: ast.Call) -> list[Routine]:
         """The functions, methods, lambdas and classes of this file that a call may reach."""
         return self.evaluation.routines(call)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, TypeVar, cast, final
 
-__all__ = ["FUNCTIONS", "LOOPS", "SCOPES", "Function", "Loop", "Scope", "Syntax"]
+__all__ = ["COMPREHENSIONS", "FUNCTIONS", "LOOPS", "SCOPES", "Function", "Loop", "Scope", "Syntax"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -21,18 +21,9 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 # Whether a name is read or written, and which operator it is, is told by the node above.
 _LEAVES = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
 
-_OPENING = frozenset(SCOPES[1:])
+_OPENING = (ast.ClassDef, *FUNCTIONS, *COMPREHENSIONS)
 
 Node = TypeVar("Node", bound=ast.AST)
-
-
-def _inside(scope: ast.AST) -> Sequence[ast.AST]:
-    """The parts of a function, class or comprehension that are inside of it: decorators, defaults, annotations and bases are not."""
-    if isinstance(scope, ast.ClassDef):
-        return scope.body
-    if isinstance(scope, FUNCTIONS):
-        return scope.body if isinstance(scope.body, list) else [scope.body]
-    return list(ast.iter_child_nodes(scope))
 
 
 @final
@@ -54,43 +45,45 @@ class Syntax:
         self.tree = tree
         self._parents: dict[ast.AST, ast.AST] = {}
         self._scopes: dict[ast.AST, Scope] = {tree: tree}
-        self._order: dict[ast.AST, int] = {}
         self._kinds: dict[type[ast.AST], list[ast.AST]] = {}
+        self._all: list[ast.AST] = []
+        self._order: dict[ast.AST, int] = {}
+        self._bodies: dict[ast.AST, frozenset[ast.AST]] = {}
         # The standard library's walk() asks every field of every node by name; this is its inner loop without the detours, and in order.
-        parents, order, kinds, scopes = self._parents, self._order, self._kinds, self._scopes
+        parents, kinds, everything = self._parents, self._kinds, self._all
         pending: list[ast.AST] = [tree]
         while pending:
             node = pending.pop()
-            order[node] = len(order)
+            everything.append(node)
             kind = type(node)
             if kind in kinds:
                 kinds[kind].append(node)
             else:
                 kinds[kind] = [node]
+            if kind is ast.Name or kind is ast.Constant:
+                continue
             children: list[ast.AST] = []
             for value in node.__dict__.values():
-                if isinstance(value, list):
-                    children.extend(child for child in value if isinstance(child, ast.AST))
+                if type(value) is list:
+                    children += [child for child in value if isinstance(child, ast.AST)]
                 elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
                     children.append(value)
+            for child in children:
+                parents[child] = node
             children.reverse()
-            pending.extend(children)
-            parents.update(dict.fromkeys(children, node))
-            scopes.update(dict.fromkeys(children, scopes[node]))
-            if kind is ast.arguments:
-                scopes.update(dict.fromkeys((part for part in children if isinstance(part, ast.arg)), cast("Scope", parents[node])))
-            elif kind in _OPENING:
-                scopes.update(dict.fromkeys(_inside(node), cast("Scope", node)))
+            pending += children
 
     def nodes(self, *kinds: type[Node]) -> Sequence[Node]:
         """Every node of these types, in the order of the tree."""
         if len(kinds) == 1:
             return cast("list[Node]", self._kinds.get(kinds[0], []))
         found = [node for kind in kinds for node in self._kinds.get(kind, [])]
-        return cast("list[Node]", sorted(found, key=self._order.__getitem__))
+        return cast("list[Node]", sorted(found, key=self.order))
 
     def order(self, node: ast.AST) -> int:
         """The number of a node in the order of the tree."""
+        if not self._order:
+            self._order = {node: index for index, node in enumerate(self._all)}
         return self._order[node]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -119,15 +112,39 @@ class Syntax:
 
     def scope(self, node: ast.AST) -> Scope:
         """The scope that the names in a node belong to; for a function or class, the one that it is defined in."""
-        return self._scopes[node]
+        climbed: list[ast.AST] = []
+        part = node
+        while part not in self._scopes:
+            climbed.append(part)
+            holder = self._parents[part]
+            if isinstance(holder, _OPENING) and self._opens(holder, part):
+                self._scopes[part] = cast("Scope", holder)
+            elif isinstance(part, ast.arg):
+                # A parameter is a name of the function that lies around its list of parameters.
+                self._scopes[part] = cast("Scope", self._parents[holder])
+            else:
+                part = holder
+        scope = self._scopes[part]
+        for each in climbed:
+            self._scopes[each] = scope
+        return scope
+
+    def _opens(self, holder: ast.AST, part: ast.AST) -> bool:
+        """Whether a part of a function, class or comprehension is inside of it: decorators, defaults, annotations and bases are not."""
+        if isinstance(holder, COMPREHENSIONS):
+            return True
+        if holder not in self._bodies:
+            assert isinstance(holder, (ast.ClassDef, *FUNCTIONS))
+            self._bodies[holder] = frozenset([holder.body] if isinstance(holder, ast.Lambda) else holder.body)
+        return part in self._bodies[holder]
 
     def function(self, node: ast.AST) -> Function | None:
         """The innermost function whose body a node stands in."""
-        scope = self._scopes[node]
+        scope = self.scope(node)
         while not isinstance(scope, FUNCTIONS):
             if scope is self.tree:
                 return None
-            scope = self._scopes[scope]
+            scope = self.scope(scope)
         return scope
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:

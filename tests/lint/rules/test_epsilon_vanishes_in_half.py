@@ -136,6 +136,28 @@ def test_a_guard_that_is_passed_as_a_function() -> None:
     )
 
 
+def test_a_guard_from_a_table_of_names_and_functions() -> None:
+    check_marked(
+        """
+        import torch
+
+        def ratio(x, dtype, guard):
+            with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                s = torch.nn.functional.linear(x, x)
+                return s / guard(s.amax())
+
+        for name, guard in (
+            ("added", lambda d: d + 1e-8),  # <-
+            ("in float32", lambda d: d.float() + 1e-8),
+        ):
+            print(name, [ratio(torch.ones(2, 2), dtype, guard) for dtype in (None, torch.float16)])
+        for name, guard in (("added", lambda d: d + 1e-8), ("none", lambda d: d)):
+            print(name, [ratio(torch.ones(2, 2), dtype, guard) for dtype in (None, torch.bfloat16)])
+        """,
+        RULE,
+    )
+
+
 def test_only_types_that_are_reached_together() -> None:
     check_marked(
         """

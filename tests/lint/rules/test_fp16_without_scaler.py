@@ -265,6 +265,4 @@ def test_the_fix_makes_a_scaler_before_the_loops() -> None:
     changed = fix_all(code, RULE)
     assert '    scaler = torch.amp.GradScaler("cuda")\n    for epoch in range(3):\n' in changed
     assert "scaler.scale(loss).backward()  # accumulates\n" in changed
-    assert (
-        "            scaler.step(optimizer)\n                scaler.update()\n                optimizer.zero_grad()" in changed
-    )
+    assert "            scaler.step(optimizer)\n                scaler.update()\n                optimizer.zero_grad()" in changed

@@ -73,6 +73,7 @@ def program(
         program("model.half()  # <-", optimizer="torch.optim.SGD([p for n, p in model.named_parameters()], lr=0.1)"),
         program("model.half()  # <-", enabled="args.amp"),
         program("if args.amp: model.half()  # <-", enabled="args.amp"),
+        program(optimizer="torch.optim.SGD(model.half().parameters(), lr=0.1)  # <-"),
         program(part="self.adapter = nn.Linear(8, 8).half()  # <-"),
     ],
 )
@@ -106,7 +107,9 @@ def test_what_a_scaler_can_step(code: str) -> None:
     check_marked(code, SCALED)
 
 
-@pytest.mark.parametrize("place", ["model.half()", "model = model.cuda().half()", "model.to(device, torch.float16)", "model.to(dtype=torch.half)"])
+@pytest.mark.parametrize(
+    "place", ["model.half()", "model = model.cuda().half()", "model.to(device, torch.float16)", "model.to(dtype=torch.half)"]
+)
 def test_the_fix_takes_the_conversion_out(place: str) -> None:
     changed = fix_all(program(place), SCALED)
     assert "half" not in changed
@@ -133,6 +136,7 @@ MODEL = "(model.parameters(), lr=1e-3{})"
         program("model.half()", optimizer="torch.optim.NAdam(model.parameters(), 1e-3, (0.9, 0.99), 1e-8)  # <-", step=PLAIN),
         program("model = model.to(torch.float16)", optimizer="torch.optim.RAdam(params=model.parameters())  # <-", step=PLAIN),
         program("model.half()", optimizer="torch.optim.Adam(model.parameters(), foreach=False)  # <-", enabled="False"),
+        program(optimizer="torch.optim.Adam(model.cuda().half().parameters())  # <-", step=PLAIN),
         program("w = torch.ones(2).half().requires_grad_()", optimizer="torch.optim.Adam([w])  # <-", step=PLAIN),
         program("w = nn.Parameter(torch.zeros(2, dtype=torch.float16))", optimizer="torch.optim.Adam([w])  # <-", step=PLAIN),
     ],
@@ -186,3 +190,9 @@ def test_torch_divides_zero_by_zero(name: str) -> None:
         weight.grad = torch.tensor([0.0, 1e-4, 1e-2], dtype=torch.float16)
         optimizer.step()
     assert weight[0].isnan()
+
+
+def test_the_fix_keeps_the_layout_of_a_model() -> None:
+    layers = "nn.Sequential(\n        nn.Linear(2, 2),  # first\n        nn.ReLU(),\n    )"
+    changed = fix_all(program(f"model = {layers}.half()"), SCALED)
+    assert f"    model = {layers}\n" in changed

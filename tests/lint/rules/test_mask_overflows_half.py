@@ -123,7 +123,7 @@ def test_torch_does_as_the_rule_says(value: float) -> None:
         ('torch.autocast("cuda", enabled=False)', False),
         ('torch.autocast("cpu")', False),
         ('torch.autocast("cuda", dtype=dtype)', False),
-        ('torch.autocast(device)', False),
+        ("torch.autocast(device)", False),
     ],
 )
 def test_regions(region: str, *, fires: bool) -> None:

@@ -170,3 +170,50 @@ def test_torch_does_as_the_rule_says() -> None:
     scale = 128**-0.5
     assert ((q @ q.mT) * scale).softmax(-1).isnan().all()
     assert ((q * scale) @ q.mT).isfinite().all()
+
+
+def test_an_equation_that_has_the_name_of_the_queries_in_it() -> None:
+    code = """
+    import torch
+
+    def attend(q, k):
+        with torch.autocast("cuda", dtype=torch.float16):
+            return (torch.einsum("qd,kd->qk", q, k) * 0.125).softmax(-1)
+    """
+    assert 'torch.einsum("qd,kd->qk", q * 0.125, k)' in fix_all(code, RULE)
+
+
+def test_attention_of_a_language_model() -> None:
+    check_marked(
+        """
+        import math
+
+        import torch
+        from torch import nn
+
+        class SelfAttention(nn.Module):
+            def __init__(self, config):
+                super().__init__()
+                self.head_size = config.hidden_size // config.heads
+                self.query = nn.Linear(config.hidden_size, config.hidden_size)
+                self.key = nn.Linear(config.hidden_size, config.hidden_size)
+
+            def split(self, x):
+                return x.view(*x.size()[:-1], 12, self.head_size).permute(0, 2, 1, 3)
+
+            def forward(self, hidden, mask):
+                query = self.split(self.query(hidden))
+                key = self.split(self.key(hidden))
+                scores = torch.matmul(query, key.transpose(-1, -2))
+                scores = scores / math.sqrt(self.head_size)  # <-
+                scores = scores + mask
+                return nn.Softmax(dim=-1)(scores)
+
+        def evaluate(config, loader):
+            model = SelfAttention(config)
+            for hidden, mask in loader:
+                with torch.no_grad(), torch.cuda.amp.autocast():
+                    print(model(hidden, mask))
+        """,
+        RULE,
+    )

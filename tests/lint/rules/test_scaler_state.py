@@ -44,11 +44,21 @@ def program(save: str, arguments: str = "", region: str = "") -> str:
         "state = dict(optimizer=optimizer.state_dict())  # <-\nstate['epoch'] = 3\ntorch.save(state, args.path)",
         "save_on_master({'optimizer': optimizer.state_dict()}, args.path)  # <-",
         "torch.save({'optimizers': [optimizer.state_dict()]}, args.path)  # <-",
-        "state = {  # <-\n    'net': model.state_dict(),\n    'opt': optimizer.state_dict(),\n}\nif args.rank == 0:\n    torch.save(state, args.path)",
+        "state = {  # <-\n    'net': model.state_dict(),\n    'opt': optimizer.state_dict(),\n}\nif args.rank:\n    torch.save(state, 'x')",
     ],
 )
 def test_checkpoints_without_the_scaler(save: str) -> None:
     check_marked(program(save), SAVED)
+
+
+@pytest.mark.parametrize("name", ["opt", "optG", "opt_d", "g_optim", "optimizerD", "OptimizerG", "d_opt", "opt2"])
+def test_what_people_call_an_optimizer(name: str) -> None:
+    check_marked(program(f"torch.save({{'x': args.model.state_dict(), 'y': args.{name}.state_dict()}}, args.path)  # <-"), SAVED)
+
+
+@pytest.mark.parametrize("name", ["options", "adopt", "model", "opts"])
+def test_what_is_no_optimizer(name: str) -> None:
+    check_marked(program(f"torch.save({{'x': args.model.state_dict(), 'y': args.{name}.state_dict()}}, args.path)"), SAVED)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +72,9 @@ def test_checkpoints_without_the_scaler(save: str) -> None:
         program("torch.save({'optimizer': optimizer.state_dict(), **args.more}, args.path)"),
         program("state = {'optimizer': optimizer.state_dict()}\nstate.update(args.more)\ntorch.save(state, args.path)"),
         program("state = {'optimizer': optimizer.state_dict()}\nargs.extend(state)\ntorch.save(state, args.path)"),
-        program("state = {'optimizer': optimizer.state_dict()}\nif args.amp:\n    state['scaler'] = scaler.state_dict()\ntorch.save(state, 'x')"),
+        program(
+            "state = {'optimizer': optimizer.state_dict()}\nif args.amp:\n    state['scaler'] = scaler.state_dict()\ntorch.save(state, 'x')"
+        ),
         program("torch.save({'optimizer': optimizer.state_dict()}, args.path)", arguments="enabled=False"),
         program("torch.save({'optimizer': optimizer.state_dict()}, args.path)", region="dtype=torch.bfloat16"),
         program("torch.save({'lr': optimizer.param_groups[0]['lr']}, args.path)"),
@@ -97,11 +109,17 @@ def test_a_save_function_of_a_class_and_one_that_is_called() -> None:
 @pytest.mark.parametrize(
     ("save", "expected"),
     [
-        ("torch.save({'optimizer_state': optimizer.state_dict()}, 'x')", "optimizer.state_dict(), \"scaler_state\": scaler.state_dict()}, 'x')"),
-        ("torch.save(dict(optim=optimizer.state_dict()), 'x')", "torch.save(dict(optim=optimizer.state_dict(), scaler=scaler.state_dict()), 'x')"),
         (
-            "state = {\n    'optimizer': optimizer.state_dict(),  # with momentum\n}\ntorch.save(state, 'x')",
-            "    state = {\n        'optimizer': optimizer.state_dict(),  # with momentum\n        \"scaler\": scaler.state_dict(),\n    }\n",
+            "torch.save({'optimizer_state': optimizer.state_dict()}, 'x')",
+            "optimizer.state_dict(), \"scaler_state\": scaler.state_dict()}, 'x')",
+        ),
+        (
+            "torch.save(dict(optim=optimizer.state_dict()), 'x')",
+            "torch.save(dict(optim=optimizer.state_dict(), scaler=scaler.state_dict()), 'x')",
+        ),
+        (
+            "state = {\n    'optimizer': optimizer.state_dict(),  # momentum\n}\ntorch.save(state, 'x')",
+            "    state = {\n        'optimizer': optimizer.state_dict(),  # momentum\n        \"scaler\": scaler.state_dict(),\n    }\n",
         ),
         (
             "state = {\n    'optimizer': optimizer.state_dict()\n}\ntorch.save(state, 'x')",
@@ -166,7 +184,9 @@ def test_a_file_that_does_not_save_the_scaler_is_about_saving() -> None:
 
 
 def test_the_fix_loads_what_was_saved() -> None:
-    changed = fix_all(RESUME.format(load="c = torch.load('x')\n    optimizer.load_state_dict(c['optimizer'])  # and its momentum"), RESTORED)
+    changed = fix_all(
+        RESUME.format(load="c = torch.load('x')\n    optimizer.load_state_dict(c['optimizer'])  # and its momentum"), RESTORED
+    )
     assert "optimizer.load_state_dict(c['optimizer'])  # and its momentum\n    scaler.load_state_dict(c[\"amp\"])\n" in changed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from halfstep.lint.module import parse_module
 from halfstep.lint.rules.scaler_with_bf16 import ScalerWithBf16
 from tests.lint.marking import check_marked, fix_all
 
@@ -128,8 +129,6 @@ def test_programs(code: str) -> None:
 
 
 def test_a_file_that_asks_for_the_growth_factor_gets_an_unsafe_fix() -> None:
-    from halfstep.lint.module import parse_module
-
     code = """import torch
 
 scaler = torch.amp.GradScaler("cuda")

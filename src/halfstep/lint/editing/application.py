@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
-from typing import final
+from collections.abc import Sequence
+from typing import TypeAlias, final
 
 import libcst as cst
 
@@ -19,10 +19,12 @@ from halfstep.lint.edits import AddImport, Edit
 
 __all__ = ["apply_groups"]
 
+_Group: TypeAlias = tuple[Edit, ...]
+
 _END = re.compile(r"\r\n|\r|\n")
 
 
-def apply_groups(text: str, tree: ast.Module, groups: Sequence[tuple[Edit, ...]]) -> tuple[str, int]:
+def apply_groups(text: str, tree: ast.Module, groups: Sequence[_Group]) -> tuple[str, int]:
     """The text after as many groups of edits as can be applied together, and how many these are.
 
     Args:
@@ -31,28 +33,20 @@ def apply_groups(text: str, tree: ast.Module, groups: Sequence[tuple[Edit, ...]]
         groups: The groups, each to be applied wholly or not at all, the most important ones first.
     """
     outline = Outline(text, tree)
-    chosen = _compatible(outline, groups, lambda _: True)
-    together = _attempt(outline, chosen)
-    if together is not None:
-        return (together, len(chosen)) if chosen else (text, 0)
-    # At least one of them does not work: each is tried with those before it.
-    result = text
-
-    def works(candidates: Sequence[tuple[Edit, ...]]) -> bool:
-        nonlocal result
-        attempt = _attempt(outline, candidates)
-        result = result if attempt is None else attempt
-        return attempt is not None
-
-    chosen = _compatible(outline, groups, works)
-    return result, len(chosen)
+    candidates = [group for group in groups if group]
+    while True:
+        chosen = _compatible(outline, candidates)
+        result = _attempt(outline, chosen) if chosen else text
+        if result is not None:
+            return result, len(chosen)
+        # Those that do not work keep no place from those that they meet.
+        faulty = _faulty(outline, chosen, [])
+        candidates = [group for group in candidates if not any(group is other for other in faulty)]
 
 
-def _compatible(
-    outline: Outline, groups: Sequence[tuple[Edit, ...]], works: Callable[[Sequence[tuple[Edit, ...]]], bool]
-) -> list[tuple[Edit, ...]]:
+def _compatible(outline: Outline, groups: Sequence[_Group]) -> list[_Group]:
     """The groups that do not get into each other's way, the first ones first."""
-    chosen: list[tuple[Edit, ...]] = []
+    chosen: list[_Group] = []
     taken: set[ast.stmt] = set()
     outer: set[ast.stmt] = set()
     for group in groups:
@@ -61,7 +55,7 @@ def _compatible(
         except EditError:
             continue
         around = {parent for statement in touched for parent in outline.around(statement)}
-        if not group or touched & (taken | outer) or around & taken or not works([*chosen, group]):
+        if touched & (taken | outer) or around & taken:
             continue
         chosen.append(group)
         taken |= touched
@@ -69,7 +63,18 @@ def _compatible(
     return chosen
 
 
-def _attempt(outline: Outline, groups: Sequence[tuple[Edit, ...]]) -> str | None:
+def _faulty(outline: Outline, groups: Sequence[_Group], working: list[_Group]) -> list[_Group]:
+    """Those of some groups that do not work; the others are added to those that are known to work together."""
+    if _attempt(outline, [*working, *groups]) is not None:
+        working.extend(groups)
+        return []
+    if len(groups) == 1:
+        return [groups[0]]
+    half = len(groups) // 2
+    return [*_faulty(outline, groups[:half], working), *_faulty(outline, groups[half:], working)]
+
+
+def _attempt(outline: Outline, groups: Sequence[_Group]) -> str | None:
     """The text after some groups; `None` where that cannot be done or is no Python."""
     try:
         text = _Edition(outline, [edit for group in groups for edit in group]).text()

@@ -8,6 +8,7 @@ from typing import final
 
 from halfstep.lint.module import Module
 from halfstep.lint.scopes import Binding
+from halfstep.lint.syntax import COMPREHENSIONS
 
 __all__ = ["Reaching"]
 
@@ -28,8 +29,8 @@ class Reaching:
     def bindings(self, node: ast.expr) -> Sequence[Binding]:
         """The bindings that a name may have its value from; empty where none is known, or where it may have another one."""
         found = self._module.bindings(node)
-        if not isinstance(node, ast.Name) or not found:
-            return found
+        if not isinstance(node, ast.Name) or not found or isinstance(self._module.syntax.scope(found[0].node), COMPREHENSIONS):
+            return found  # What a comprehension binds stands behind its use.
         function = self._module.function(node)
         local = [each for each in found if self._function(each) is function]
         if len(local) != len(found) or not local:

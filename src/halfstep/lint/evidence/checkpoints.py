@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from halfstep.lint.evidence.training import identifiers, is_optimizer
+from halfstep.lint.evidence.training import is_optimizer
 from halfstep.lint.module import Module
 from halfstep.lint.syntax import FUNCTIONS, Function
 from halfstep.lint.values import Scaler
@@ -54,7 +54,7 @@ class Owned:
 
 def state_calls(node: ast.AST, module: Module, method: str = "state_dict") -> Iterator[tuple[ast.Call, ast.expr]]:
     """The calls of a method that takes or gives a state in a part of a file, and of what."""
-    for call in ast.walk(node):
+    for call in module.nodes(ast.Call) if node is module.tree else ast.walk(node):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == method:
             yield call, call.func.value
 
@@ -214,8 +214,3 @@ def _parameters(function: Function | None, module: Module) -> list[Owned]:
                 found.append(Owned(scaler=value, place=parameter.arg))
                 break
     return found
-
-
-def words(module: Module) -> set[str]:
-    """Every name in a file."""
-    return set(identifiers([module.tree]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from halfstep.lint.values import Network
 
 __all__ = ["Conversion", "Conversions"]
 
+_NAMED = re.compile(r"(?<!b)float16|\bhalf\b|fp16")
 _WIDENING = frozenset(("float", "double", "bfloat16"))
 
 
@@ -49,7 +51,7 @@ class Conversions:
         return tuple(self._find())
 
     def _find(self) -> Iterator[Conversion]:
-        if "half" not in self._module.text and "float16" not in self._module.text:
+        if _NAMED.search(self._module.text) is None:
             return
         for call in self._module.nodes(ast.Call):
             if not isinstance(call.func, ast.Attribute):

@@ -104,9 +104,15 @@ class Frames:
         for call, bound in self.sites(function):
             for caller in self.of(call, depth - 1):
                 reached = self.resolve(call.func, caller)
+                if reached is None and isinstance(function, ast.Lambda) and self._is_a_guess(caller):
+                    continue  # The calls of its caller tell which function is passed.
                 if reached is not None and isinstance(reached.node, ast.Lambda) and reached.node is not function:
                     continue  # In this frame the variable holds another function.
                 yield Frame(function=function, call=call, bound=bound, caller=caller)
+
+    def _is_a_guess(self, frame: Frame) -> bool:
+        """Whether a frame assumes no caller, though there are calls."""
+        return frame.call is None and frame.function is not None and bool(self.sites(frame.function))
 
     def sites(self, function: Function) -> Sequence[tuple[ast.Call, bool]]:
         """The calls in this file that run a function; for a module's `forward()`, those of the module."""
@@ -174,6 +180,9 @@ class Frames:
         if not isinstance(node, ast.Name | ast.Attribute) or self._module.name(node):
             return Located(node, frame)
         bindings = self._reaching.bindings(node)
+        if len(bindings) > 1:
+            # Of several loops with a variable of that name, the one that the frame is in.
+            bindings = [binding for binding in bindings if binding.kind == "element" and binding.value in frame.chosen]
         if len(bindings) != 1 or limit == 0:
             return None
         return self.follow(bindings[0], frame, limit)

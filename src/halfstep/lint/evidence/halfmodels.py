@@ -16,6 +16,7 @@ from halfstep.lint.values import Network, Optimizer
 __all__ = ["HalfModel", "half_models", "tests_around"]
 
 _PARAMETERS: Final = frozenset(("parameters", "named_parameters"))
+_SAME: Final = frozenset(("train", "eval", "cuda", "cpu", "to", "half"))
 _WIDENING: Final = frozenset(("float", "bfloat16", "double"))
 # Frozen or adapted parts, and ways to keep a float32 copy of the parameters.
 _TREATED: Final = re.compile(r"(?i)requires_grad|peft|lora|master|FP16_?Optimizer|deepspeed|amp\.initialize|kbit")
@@ -47,9 +48,10 @@ def half_models(module: Module) -> Iterator[HalfModel]:
     Silent where anything converts them back, in whole or in part, where parts of them are frozen or adapted, and where something keeps a
     float32 copy of the parameters.
     """
-    if not module.optimizers:
+    conversions = list(_conversions(module))
+    if not conversions or not module.optimizers:
         return
-    for call, dtype, model in _conversions(module):
+    for call, dtype, model in conversions:
         place = _place(call, model, module)
         if not place:
             continue
@@ -76,6 +78,8 @@ def _place(call: ast.Call, model: ast.expr | None, module: Module) -> str:
     for holder, part in module.syntax.ancestors(call):
         if isinstance(holder, ast.Attribute) and holder.attr in _WIDENING:
             return ""
+        if isinstance(holder, ast.Attribute) and holder.attr in _PARAMETERS:
+            return _root(model, module) if model is not None else ""
         if isinstance(holder, ast.Call) and _widens_by_to(holder, module):
             return ""
         if isinstance(holder, ast.Attribute | ast.Call) and part is not call and isinstance(part, ast.keyword):
@@ -91,9 +95,7 @@ def _place(call: ast.Call, model: ast.expr | None, module: Module) -> str:
 
 def _root(model: ast.expr, module: Module) -> str:
     """The variable of a model, behind methods that give it back."""
-    while (
-        isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in {"train", "eval", "cuda", "cpu", "to"}
-    ):
+    while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in _SAME:
         model = model.func.value
     return module.key(model)
 
@@ -107,7 +109,7 @@ def _is_over(optimizer: Optimizer, place: str, call: ast.Call, module: Module) -
 
 def _is_parameters(node: ast.AST, module: Module) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PARAMETERS:
-        return module.key(node.func.value)
+        return _root(node.func.value, module)
     return ""
 
 

@@ -5,14 +5,15 @@ The names are written down here, because a linter must not pay for `import torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 __all__ = [
     "ACTIVATIONS",
     "CPU_FP32_OPERATIONS",
+    "CUDA_FP32_COMPOSITES",
     "CUDA_FP32_MODULES",
     "CUDA_FP32_OPERATIONS",
+    "CUDA_FP32_OPERATIONS_AND_COMPOSITES",
     "FACTORIES",
     "INTEGER_RESULTS",
     "LIKE_FACTORIES",
@@ -354,6 +355,3 @@ ACTIVATIONS: Final = frozenset(
         "PixelShuffle",
     ]
 )
-
-# The limits of fp16, as the messages quote them.
-LIMITS: Final[Mapping[str, float]] = {"largest": 65504.0, "vanishing": 2.0**-25, "root": 255.9}

@@ -178,7 +178,7 @@ def _last(call: ast.Call) -> str:
 
 def scaled_products(module: Module) -> Iterator[Scaling]:
     """The attention scores that are scaled after the product of queries and keys, and go into a softmax."""
-    if "softmax" not in module.text:
+    if "oftmax" not in module.text:
         return
     reaching = Reaching(module)
     for node in module.nodes(ast.BinOp):
@@ -281,7 +281,7 @@ def _goes_into_softmax(node: ast.expr, module: Module) -> bool:
     """Whether a value goes into a softmax in its function, on the spot or by way of variables."""
     derived: set[str] = set()
     for holder, part in module.syntax.ancestors(node):
-        if isinstance(holder, ast.Call) and "softmax" in _last(holder).lower() and part is not holder.func:
+        if isinstance(holder, ast.Call) and _is_softmax(holder) and part is not holder.func:
             return True
         if isinstance(holder, ast.Attribute) and holder.attr == "softmax":
             return True
@@ -306,4 +306,6 @@ def _reaches_softmax(start: ast.stmt, derived: set[str], module: Module) -> bool
 
 
 def _is_softmax(call: ast.Call) -> bool:
-    return "softmax" in _last(call).lower()
+    # `nn.Softmax(dim=-1)(scores)` calls what a call has made.
+    made = call.func if isinstance(call.func, ast.Call) else call
+    return "softmax" in _last(made).lower()

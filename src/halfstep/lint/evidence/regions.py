@@ -83,6 +83,11 @@ class Regions:
 
     def dtypes(self, node: ast.expr, frame: Frame) -> frozenset[str]:
         """The types that an expression stands for in a frame: the one that it is there, or those that it is shown to be at times."""
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            # `dtype or torch.bfloat16`
+            for part in node.values:
+                if self._frames.atom(part, frame) is not None:
+                    return self.dtypes(part, frame)
         atom = self._frames.atom(node, frame)
         if isinstance(atom, str) and (name := DTYPES.get(atom.removeprefix("torch."))) is not None:
             return frozenset((name,))

@@ -99,7 +99,7 @@ def _loops(step: Event) -> tuple[Loop, ...]:
     """The loops around a step, but for one that goes through the optimizers."""
     loops = step.loops
     optimizer = step.optimizer.text if step.optimizer is not None else ""
-    while loops and not isinstance(loops[-1], ast.While) and ast.unparse(loops[-1].target) == optimizer:
+    while loops and not isinstance(loops[-1], ast.While) and getattr(loops[-1].target, "id", "") == optimizer:
         loops = loops[:-1]
     return loops
 

@@ -7,7 +7,7 @@ import ast
 from halfstep.lint.edits import AddImport, Edit
 from halfstep.lint.module import Module
 
-__all__ = ["as_float", "grouped", "quoted", "spell_torch"]
+__all__ = ["as_float", "grouped", "part_of", "quoted", "spell_torch", "text_of"]
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.Tuple, ast.List)
 
@@ -27,9 +27,32 @@ def spell_torch(module: Module) -> tuple[str, tuple[Edit, ...]]:
     return "torch", (AddImport(module="torch"),)
 
 
+def text_of(node: ast.expr, module: Module) -> str:
+    """The text of an expression for an edit, whose further lines are written as if the statement around it began at the margin."""
+    first, *rest = module.source(node).splitlines(keepends=True)
+    outer = module.statement(node).col_offset
+    return "".join([first, *(line[outer:] if not line[:outer].strip() else line for line in rest)])
+
+
+def part_of(whole: ast.expr, part: ast.expr, module: Module) -> tuple[str, str]:
+    """What stands before and behind a part of an expression that is written on one line.
+
+    Example:
+        >>> from halfstep.lint.module import parse_module
+        >>> module = parse_module("f(a, b)")
+        >>> call = module.tree.body[0].value
+        >>> part_of(call, call.args[1], module)
+        ('f(a, ', ')')
+    """
+    text = module.source(whole).encode()
+    start = part.col_offset - whole.col_offset
+    end = (part.end_col_offset or 0) - whole.col_offset
+    return text[:start].decode(), text[end:].decode()
+
+
 def grouped(node: ast.expr, module: Module) -> str:
     """The text of an expression, in parentheses where a method call or an operator behind it would bind tighter than what is in it."""
-    text = module.source(node)
+    text = text_of(node, module)
     return text if isinstance(node, _ATOMS) else f"({text})"
 
 

@@ -18,7 +18,7 @@ __all__ = ["Entry", "entries", "entries_of", "identifiers", "in_sight", "is_opti
 _METHODS = frozenset(
     ["scale", "step", "update", "unscale_", "get_scale", "state_dict", "load_state_dict", "is_enabled", "set_growth_interval"]
 )
-_CALLED_OPTIMIZER = re.compile(r"(?i)(^|_)(optim(izer)?s?|opt)(_|$|\d)")
+_CALLED_OPTIMIZER = re.compile(r"[oO]ptim|(^|_)opt(?=$|[_A-Z\d])")
 
 
 @final

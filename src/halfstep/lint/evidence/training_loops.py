@@ -46,12 +46,15 @@ def enclosed_loops(module: Module) -> list[EnclosedLoop]:
     if "clear_autocast_cache" in module.text:
         return []
     found: dict[ast.expr, EnclosedLoop] = {}
+    regions: dict[Loop, ast.expr | None] = {}
     for trace in module.traces:
         for event in trace.events:
             if event.kind not in (Kind.STEP, Kind.OPTIMIZER_STEP):
                 continue
             for loop in event.loops:
-                region = _outermost(loop, module) or _around_calls(loop, module, depth=0)
+                if loop not in regions:
+                    regions[loop] = _outermost(loop, module) or _around_calls(loop, module, depth=0)
+                region = regions[loop]
                 if region is not None:
                     found.setdefault(region, EnclosedLoop(loop=loop, region=region, step=event))
                     break
@@ -63,8 +66,7 @@ def _around_calls(node: ast.AST, module: Module, depth: int) -> ast.expr | None:
     function = module.function(node)
     if function is None or depth > 2:
         return None
-    calls = [call for call in module.nodes(ast.Call) if any(routine.node is function for routine in module.routines(call))]
-    found = [_outermost(call, module) or _around_calls(call, module, depth + 1) for call in calls]
+    found = [_outermost(call, module) or _around_calls(call, module, depth + 1) for call in module.callers(function)]
     return found[0] if found and None not in found else None
 
 

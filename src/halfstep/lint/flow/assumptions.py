@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from halfstep.lint.values import Autocast, Constant, Scaler
 
 if TYPE_CHECKING:
     from halfstep.lint.module import Module
 
-__all__ = ["Assumptions", "Question", "answer", "assume", "forget", "question_of", "repeatable"]
+__all__ = ["Assumptions", "Conditions", "Question", "forget", "repeatable"]
 
 # A condition in a normal form, and the names that it depends on.
 Question: TypeAlias = tuple[str, frozenset[str]]
@@ -24,15 +24,7 @@ def _names(node: ast.AST) -> frozenset[str]:
     )
 
 
-def question_of(test: ast.expr, module: Module) -> tuple[Question, bool]:
-    """A condition in a normal form, and the answer of that form for which the condition holds.
-
-    `x`, `not x`, `x is None` and `x is not None` are one question, since nobody has both a scaler that is false and one that is None.
-
-    Args:
-        test: The condition.
-        module: The file.
-    """
+def _question(test: ast.expr) -> tuple[Question, bool]:
     wanted = True
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, wanted = test.operand, not wanted
@@ -46,57 +38,77 @@ def question_of(test: ast.expr, module: Module) -> tuple[Question, bool]:
     return (ast.unparse(test), _names(test)), wanted
 
 
-def answer(test: ast.expr, assumptions: Assumptions, module: Module) -> bool | None:
-    """Whether a condition holds; `None` where it may or may not.
+@final
+class Conditions:
+    """The conditions of a file, and what follows from one for another.
 
     Args:
-        test: The condition.
-        assumptions: What is taken for granted.
         module: The file.
     """
-    if isinstance(test, ast.BoolOp):
-        answers = [answer(part, assumptions, module) for part in test.values]
-        deciding = isinstance(test.op, ast.Or)
-        if deciding in answers:
-            return deciding
-        return None if None in answers else not deciding
-    question, wanted = question_of(test, module)
-    if question in assumptions:
-        return assumptions[question] == wanted
-    inner = test.operand if isinstance(test, ast.UnaryOp) else test
-    known = _always(inner, module)
-    return None if known is None else known == wanted
 
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._questions: dict[ast.expr, tuple[Question, bool]] = {}
+        self._always: dict[ast.expr, bool | None] = {}
 
-def _always(test: ast.expr, module: Module) -> bool | None:
-    if isinstance(test, ast.Constant):
-        return bool(test.value)
-    if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr == "is_enabled":
-        value = module.value(test.func.value)
-        return value.enabled if isinstance(value, Scaler | Autocast) else None
-    if isinstance(test, ast.Name):
-        value = module.value(test)
-        if isinstance(value, Constant) and isinstance(value.value, bool) and len(module.bindings(test)) == 1:
-            return value.value
-    return None
+    def question(self, test: ast.expr) -> tuple[Question, bool]:
+        """A condition in a normal form, and the answer of that form for which the condition holds.
 
+        `x`, `not x`, `x is None` and `x is not None` are one question, since nobody has both a scaler that is false and one that is None.
+        """
+        if test not in self._questions:
+            self._questions[test] = _question(test)
+        return self._questions[test]
 
-def assume(test: ast.expr, assumptions: Assumptions, module: Module, *, holds: bool) -> Assumptions:
-    """What is taken for granted once a condition was found to hold, or not to.
+    def answer(self, test: ast.expr, assumptions: Assumptions) -> bool | None:
+        """Whether a condition holds; `None` where it may or may not.
 
-    Args:
-        test: The condition.
-        assumptions: What was taken for granted before.
-        module: The file.
-        holds: The answer.
-    """
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        # All parts of `a and b` hold; no part of a false `a or b` does.
-        for part in test.values:
-            assumptions = assume(part, assumptions, module, holds=holds)
-        return assumptions
-    question, wanted = question_of(test, module)
-    return {**assumptions, question: wanted == holds}
+        Args:
+            test: The condition.
+            assumptions: What is taken for granted.
+        """
+        if isinstance(test, ast.BoolOp):
+            answers = [self.answer(part, assumptions) for part in test.values]
+            deciding = isinstance(test.op, ast.Or)
+            if deciding in answers:
+                return deciding
+            return None if None in answers else not deciding
+        question, wanted = self.question(test)
+        if question in assumptions:
+            return assumptions[question] == wanted
+        inner = test.operand if isinstance(test, ast.UnaryOp) else test
+        if inner not in self._always:
+            self._always[inner] = self._find_always(inner)
+        known = self._always[inner]
+        return None if known is None else known == wanted
+
+    def _find_always(self, test: ast.expr) -> bool | None:
+        if isinstance(test, ast.Constant):
+            return bool(test.value)
+        if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr == "is_enabled":
+            value = self._module.value(test.func.value)
+            return value.enabled if isinstance(value, Scaler | Autocast) else None
+        if isinstance(test, ast.Name):
+            value = self._module.value(test)
+            if isinstance(value, Constant) and isinstance(value.value, bool) and len(self._module.bindings(test)) == 1:
+                return value.value
+        return None
+
+    def assume(self, test: ast.expr, assumptions: Assumptions, *, holds: bool) -> Assumptions:
+        """What is taken for granted once a condition was found to hold, or not to.
+
+        Args:
+            test: The condition.
+            assumptions: What was taken for granted before.
+            holds: The answer.
+        """
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
+            # All parts of `a and b` hold; no part of a false `a or b` does.
+            for part in test.values:
+                assumptions = self.assume(part, assumptions, holds=holds)
+            return assumptions
+        question, wanted = self.question(test)
+        return {**assumptions, question: wanted == holds}
 
 
 def forget(assumptions: Assumptions, changed: frozenset[str]) -> Assumptions:
@@ -106,7 +118,7 @@ def forget(assumptions: Assumptions, changed: frozenset[str]) -> Assumptions:
         assumptions: What was taken for granted before.
         changed: The names.
     """
-    if not changed:
+    if not changed or not assumptions:
         return assumptions
     return {question: held for question, held in assumptions.items() if not question[1] & changed}
 

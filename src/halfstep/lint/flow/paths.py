@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, final
 
 from halfstep.lint.calls import passed
-from halfstep.lint.flow.assumptions import Assumptions, answer, assume, forget, repeatable
+from halfstep.lint.flow.assumptions import Assumptions, Conditions, forget, repeatable
 from halfstep.lint.flow.events import Event, Guard, Kind, Trace
 from halfstep.lint.flow.relevance import Relevance
 from halfstep.lint.syntax import FUNCTIONS, Function, Loop
@@ -112,6 +112,7 @@ class Walk:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._relevance = Relevance(module)
+        self._conditions = Conditions(module)
         self._events: dict[tuple[object, ...], Event] = {}
         self._stored: dict[Loop, frozenset[str]] = {}
 
@@ -203,11 +204,13 @@ class Walk:
         """The ways on which a condition holds, and those on which it does not."""
         holds, fails = [], []
         for way in ways:
-            known = answer(test, way.assumptions, self._module)
+            known = self._conditions.answer(test, way.assumptions)
             if known is not False:
-                holds.append(way if known else replace(way, assumptions=assume(test, way.assumptions, self._module, holds=True)))
+                holds.append(way if known else replace(way, assumptions=self._conditions.assume(test, way.assumptions, holds=True)))
             if known is not True:
-                fails.append(way if known is False else replace(way, assumptions=assume(test, way.assumptions, self._module, holds=False)))
+                fails.append(
+                    way if known is False else replace(way, assumptions=self._conditions.assume(test, way.assumptions, holds=False))
+                )
         return holds, fails
 
     def _if(self, statement: ast.If, frame: _Frame, ways: list[_Way]) -> list[_Way]:
@@ -327,7 +330,8 @@ class Walk:
         if place is None:
             return [replace(way, events=(*way.events, event)) for way in ways]
         return [
-            replace(way, events=(*way.events, event), assumptions=assume(place, way.assumptions, self._module, holds=True)) for way in ways
+            replace(way, events=(*way.events, event), assumptions=self._conditions.assume(place, way.assumptions, holds=True))
+            for way in ways
         ]
 
     def _event(self, kind: Kind, node: ast.AST, frame: _Frame) -> Event:

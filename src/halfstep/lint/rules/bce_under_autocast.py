@@ -11,7 +11,7 @@ from halfstep.lint.edits import AddImport, Edit, ReplaceExpression, WrapStatemen
 from halfstep.lint.evidence.bindings import Reaching
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.regions import Force
-from halfstep.lint.evidence.spelling import as_float, quoted, spell_torch
+from halfstep.lint.evidence.spelling import as_float, quoted, spell_torch, text_of
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 from halfstep.lint.values import Network
@@ -308,7 +308,7 @@ def _fix(call: ast.Call, force: Force, sigmoid: _Sigmoid | None, module: Module)
         spelled = module.source(call.func)
         edits: list[Edit] = [
             ReplaceExpression(node=call.func, code=f"{spelled}_with_logits"),
-            ReplaceExpression(node=given, code=module.source(sigmoid.logits)),
+            ReplaceExpression(node=given, code=text_of(sigmoid.logits, module)),
         ]
         if isinstance(call.func, ast.Name):
             edits.append(AddImport(module="torch.nn.functional", name="binary_cross_entropy_with_logits"))

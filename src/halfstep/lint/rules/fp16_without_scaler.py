@@ -12,7 +12,7 @@ from halfstep.lint.edits import InsertStatement, ReplaceExpression, ReplaceState
 from halfstep.lint.evidence.frames import Frame
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.regions import Force
-from halfstep.lint.evidence.spelling import quoted, spell_torch
+from halfstep.lint.evidence.spelling import quoted, spell_torch, text_of
 from halfstep.lint.evidence.training import Entry, entries, identifiers, in_sight, names_in, steps
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
@@ -380,7 +380,7 @@ def _fix(training: _Training, module: Module) -> Fix | None:
     torch, imports = spell_torch(module)
     edits = (
         InsertStatement(statement=loops[0], code=f'scaler = {torch}.amp.GradScaler("{device}")', where="before"),
-        ReplaceExpression(node=loss, code=f"scaler.scale({module.source(loss)})"),
+        ReplaceExpression(node=loss, code=f"scaler.scale({text_of(loss, module)})"),
         ReplaceStatement(statement=statement, code=f"scaler.step({module.source(step.func.value)})\nscaler.update()"),
     )
     return Fix(edits=(*edits, *imports), safety="unsafe")

@@ -9,7 +9,7 @@ from typing import final
 from halfstep.lint.edits import DeleteStatement, Edit, RemoveArgument, ReplaceExpression
 from halfstep.lint.evidence.halfmodels import HalfModel, half_models, tests_around
 from halfstep.lint.evidence.relevance import may_be_half
-from halfstep.lint.evidence.spelling import quoted
+from halfstep.lint.evidence.spelling import quoted, text_of
 from halfstep.lint.evidence.training import uses
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
@@ -271,7 +271,7 @@ def _fix(model: HalfModel, module: Module) -> Fix | None:
     elif isinstance(statement := module.parent(model.call), ast.Expr):
         edit = DeleteStatement(statement=statement)
     else:
-        edit = ReplaceExpression(node=model.call, code=module.source(model.model))
+        edit = ReplaceExpression(node=model.call, code=text_of(model.model, module))
     return Fix(edits=(edit,), safety="unsafe")
 
 

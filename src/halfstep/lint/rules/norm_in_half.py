@@ -10,7 +10,7 @@ from halfstep.lint.edits import DeleteStatement, Edit, ReplaceExpression
 from halfstep.lint.evidence.patterns import Product, Scaling, exponential_ratios, scaled_products, squares
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.relevance import may_be_half
-from halfstep.lint.evidence.spelling import as_float, grouped, quoted
+from halfstep.lint.evidence.spelling import as_float, grouped, part_of, quoted
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
@@ -253,7 +253,7 @@ def _products(module: Module) -> Iterator[Finding]:
 
 
 def _scaled_first(scaling: Scaling, module: Module) -> Fix | None:
-    if not scaling.movable:
+    if not scaling.movable or scaling.node.lineno != scaling.node.end_lineno:
         return None
     evidence = gather(module)
     number = any(evidence.precision(scaling.factor, frame).kind == "number" for frame in evidence.ways(scaling.factor))
@@ -272,7 +272,5 @@ def _scaled_first(scaling: Scaling, module: Module) -> Fix | None:
 def _whole(product: Product, first: str, module: Module) -> str:
     if isinstance(product.node, ast.BinOp):
         return f"({first}) @ {grouped(product.node.right, module)}"
-    text, part = module.source(product.node), module.source(product.first)
-    # The first operand is the first such text behind the function's name.
-    start = text.index(part, len(module.source(product.node.func)))
-    return f"{text[:start]}{first}{text[start + len(part) :]}"
+    before, behind = part_of(product.node, product.first, module)
+    return f"{before}{first}{behind}"

@@ -10,7 +10,7 @@ from typing import Final, final
 from halfstep.lint.edits import AddArgument, InsertStatement, ReplaceExpression
 from halfstep.lint.evidence.checkpoints import Checkpoint, Owned, checkpoints, mentions_scaler_state, owned_scalers
 from halfstep.lint.evidence.precision import gather
-from halfstep.lint.evidence.spelling import quoted
+from halfstep.lint.evidence.spelling import quoted, text_of
 from halfstep.lint.evidence.training import entries_of
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
@@ -291,7 +291,7 @@ def _fix(checkpoint: Checkpoint, owned: list[Owned], module: Module) -> Fix | No
 
 def _extended(table: ast.Dict, key: str, state: str, module: Module) -> str:
     """The text of a dictionary with one more entry, laid out as the others; empty where the layout is not understood."""
-    text, last = module.source(table), table.values[-1]
+    text, last = text_of(table, module), table.values[-1]
     entry = f'"{key}": {state}'
     if table.lineno == table.end_lineno:
         body = text[:-1].rstrip()
@@ -302,13 +302,12 @@ def _extended(table: ast.Dict, key: str, state: str, module: Module) -> str:
     if first is None or first.lineno == table.lineno or index + 1 >= len(lines) or lines[index + 1].strip() != "}":
         return ""
     line = lines[index]
-    column = len(line.encode()[: last.end_col_offset or 0].decode()) if last.end_lineno != table.lineno else 0
+    margin_width = module.statement(table).col_offset
+    column = len(line.encode()[: (last.end_col_offset or 0) - margin_width].decode())
     before, behind = line[:column], line[column:]
     lines[index] = f"{before},{behind.removeprefix(',')}"
     indent = lines[first.lineno - table.lineno]
     margin = indent[: len(indent) - len(indent.lstrip())]
     comma = "," if behind.lstrip().startswith(",") else ""
     lines.insert(index + 1, f"{margin}{entry}{comma}")
-    # The code of an edit is written as if its statement began at the margin.
-    outer = module.statement(table).col_offset
-    return "\n".join([lines[0], *(each[outer:] if not each[:outer].strip() else each for each in lines[1:])])
+    return "\n".join(lines)

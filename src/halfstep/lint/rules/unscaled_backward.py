@@ -205,6 +205,10 @@ def _finding(module: Module, place: ast.AST, backward: Event, step: Event) -> Fi
     )
     receiver = place.func.value if isinstance(place, ast.Call) and isinstance(place.func, ast.Attribute) else None
     fix = None
-    if receiver is not None and receiver is loss and backward.function is step.function:
-        fix = Fix(edits=(ReplaceExpression(node=receiver, code=f"{scaler}.scale({module.source(loss)})"),), safety="safe")
+    if isinstance(place, ast.Call) and receiver is not None and receiver is loss and backward.function is step.function:
+        whole, inner = module.source(place), module.source(receiver)
+        # What stands between the loss and the dot is the parenthesis around the loss, which `scale()` brings along.
+        rest = whole[whole.index(inner) + len(inner) :].lstrip(") \t\r\n")
+        if rest.startswith(".backward"):
+            fix = Fix(edits=(ReplaceExpression(node=place, code=f"{scaler}.scale({inner}){rest}"),), safety="safe")
     return Finding(node=place, message=message, fix=fix)
