@@ -205,6 +205,22 @@ class TestRewriting:
         assert path.read_bytes() == b"old"
         assert os.listdir(tmp_path) == ["train.py"]
 
+    @needs_a_user
+    def test_a_file_that_may_not_be_written_to_is_not_replaced(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.py"
+        path.write_bytes(b"old")
+        path.chmod(0o444)
+        with pytest.raises(ConfigurationError, match=r"Cannot write .*train\.py: no permission\."):
+            rewrite(path, b"new")
+
+    def test_a_file_that_says_no_is_not_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "train.py"
+        path.write_bytes(b"old")
+        monkeypatch.setattr(os, "access", lambda asked, mode: not (Path(asked) == path and mode == os.W_OK))
+        with pytest.raises(ConfigurationError, match=r"Cannot write .*train\.py: no permission\."):
+            rewrite(path, b"new")
+        assert path.read_bytes() == b"old"
+
     @needs_posix
     def test_a_device_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match=r"Cannot write /dev/null: there is no such file\."):

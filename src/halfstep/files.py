@@ -60,6 +60,8 @@ def rewrite(path: Path, content: bytes) -> None:
     check_writable(path)
     if not path.is_file():
         raise ConfigurationError(f"Cannot write {path}: there is no such file.")
+    if not os.access(path, os.W_OK):  # Its folder would let it be replaced, but whoever protected it meant it.
+        raise ConfigurationError(f"Cannot write {path}: no permission.")
     try:
         _replace(_target(path), content, like=path.stat())
     except OSError as error:

@@ -120,6 +120,12 @@ class TestRefusals:
             ("exclude = 'a'", "exclude is 'a'. Allowed is a list of globs"),
             ("exclude = ['']", "exclude is ['']. Allowed is a list of globs"),
             ("exclude = ['[z-a]']", "exclude: '[z-a]' is no glob: bad character range z-a."),
+            ("exclude = ['.']", "exclude: '.' fits nothing. Name files or folders below that of this file"),
+            ("exclude = ['./']", "exclude: './' fits nothing."),
+            ("exclude = ['../a']", "exclude: '../a' fits nothing."),
+            ("exclude = ['a//b']", "exclude: 'a//b' fits nothing."),
+            ("exclude = ['{a,b}.py']", "exclude: '{a,b}.py' fits nothing: braces have no meaning here. Write one glob for each choice."),
+            ("per-file-ignores = {'a/../b' = ['HS001']}", "per-file-ignores: 'a/../b' fits nothing."),
             ("unsafe-fixes = 1", "unsafe-fixes is 1. Allowed are true and false."),
             (
                 "per-file-ignores = ['a']",
@@ -147,9 +153,28 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"Cannot read .*pyproject\.toml: 'utf-8' codec can't decode"):
             Configurations(KNOWN).of(tmp_path / "a.py")
 
+    def test_what_may_not_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: Path, encoding: str) -> str:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "read_text", refuse)
+        with pytest.raises(ConfigurationError, match=r"Cannot read .*pyproject\.toml: Permission denied\."):
+            Configurations(KNOWN).of(tmp_path / "a.py")
+        monkeypatch.setattr("os.access", lambda path, mode: False)  # Nobody can tell whether it is there.
+        assert Configurations(KNOWN).of(tmp_path / "a.py") == Configuration(folder=tmp_path)
+
+    def test_a_message_ends_with_one_dot(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"is no valid TOML: .*[^.]\.$"):
+            configure(tmp_path, "[tool.halfstep.lint]\nselect = []\nselect = []\n")
+
     def test_a_folder_of_that_name_says_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").mkdir()
         assert Configurations(KNOWN).of(tmp_path / "a.py") == Configuration(folder=tmp_path)
+
+
+def left_out(configuration: Configuration, path: Path) -> bool:
+    """Whether a walk from the folder of the configuration does not come to a file."""
+    return any(configuration.excludes(each) for each in (path, *path.parents) if configuration.folder in each.parents)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +204,10 @@ class TestRefusals:
 def test_globs(tmp_path: Path, glob: str, fits: list[str], fits_not: list[str]) -> None:
     configuration = Configuration(folder=tmp_path, exclude=(glob,), per_file_ignores=((glob, ("HS001",)),))
     for name in fits:
-        assert configuration.excludes(tmp_path / name), name
+        assert left_out(configuration, tmp_path / name), name
         assert configuration.ignored_in(tmp_path / name) == ("HS001",)
     for name in fits_not:
-        assert not configuration.excludes(tmp_path / name), name
+        assert not left_out(configuration, tmp_path / name), name
         assert configuration.ignored_in(tmp_path / name) == ()
 
 
@@ -190,11 +215,16 @@ def test_globs_are_about_the_folder_of_the_configuration(tmp_path: Path, monkeyp
     (tmp_path / "a" / "b").mkdir(parents=True)
     configuration = Configuration(folder=tmp_path, exclude=("a/b",))
     monkeypatch.chdir(tmp_path / "a")
-    assert configuration.excludes(Path("b/x.py"))
+    assert configuration.excludes(Path("b"))
     assert not configuration.excludes(Path("x.py"))
     monkeypatch.chdir(tmp_path / "a" / "b")
-    assert configuration.excludes(Path("x.py"))
-    assert not configuration.excludes(Path("../x.py"))
+    assert configuration.excludes(Path())
+    assert not configuration.excludes(Path(".."))
+
+
+def test_what_is_in_an_excluded_folder_is_not_excluded_itself(tmp_path: Path) -> None:
+    configuration = Configuration(folder=tmp_path, exclude=("old", "a/b"))
+    assert not any(configuration.excludes(tmp_path / name) for name in ("old/x.py", "a/b/x.py"))
 
 
 @pytest.mark.parametrize(("text", "loaded"), [("[project]\nname = 'halfstep'", "False"), ("[tool.halfstep.lint]", "True")])

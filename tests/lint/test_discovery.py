@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import final
 
 import pytest
 
@@ -71,8 +73,51 @@ def test_an_environment_is_known_by_its_configuration(folder: Path) -> None:
 def test_each_file_is_found_once(folder: Path) -> None:
     make(folder, "pkg/a.py", "pkg/b.py")
     assert found("pkg/a.py", "pkg", ".", folder) == ["pkg/a.py", "pkg/b.py"]
-    (folder / "pkg" / "link.py").symlink_to("a.py")
-    assert len(found("pkg")) == 2
+
+
+@pytest.mark.parametrize("listed", [("a_link.py", "real.py", "z_link.py"), ("z_link.py", "real.py", "a_link.py")])
+def test_a_file_is_found_under_its_own_name_rather_than_that_of_a_link(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: tuple[str, ...]
+) -> None:
+    make(folder, "pkg/real.py")
+    for link in ("a_link.py", "z_link.py"):
+        (folder / "pkg" / link).symlink_to("real.py")
+    monkeypatch.setattr(os, "walk", lambda top, **_: iter([(str(top), [], list(listed))]))
+    assert found("pkg") == ["pkg/real.py"]
+    assert found("pkg/z_link.py", "pkg") == ["pkg/real.py"]
+    assert found("pkg/z_link.py") == ["pkg/z_link.py"]
+    assert found("pkg", excluded=("real.py",)) == ["pkg/a_link.py"]
+
+
+def test_folders_are_looked_into_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(folder, "real", "a/link.py", "b/link.py")
+    for name in ("a/link.py", "b/link.py"):
+        (folder / name).unlink()
+        (folder / name).symlink_to("../real")
+    scan = os.scandir
+    for is_reversed in (False, True):
+        monkeypatch.setattr(os, "scandir", lambda path, is_reversed=is_reversed: Listing(scan(path), is_reversed=is_reversed))
+        assert found(".") == ["a/link.py"]
+
+
+
+@final
+class Listing:
+    """What a folder holds, in one order or the other."""
+
+    def __init__(self, entries: Iterator[os.DirEntry[str]], *, is_reversed: bool) -> None:
+        self._entries = iter(sorted(entries, key=lambda entry: entry.name, reverse=is_reversed))
+
+    def __enter__(self) -> Iterator[os.DirEntry[str]]:
+        return self._entries
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]:
+        return self._entries
+
+    def __next__(self) -> os.DirEntry[str]:
+        return next(self._entries)
 
 
 def test_links_to_folders_are_not_followed_unless_they_are_named(folder: Path) -> None:
@@ -89,6 +134,23 @@ def test_what_is_no_file_is_not_found(folder: Path) -> None:
     (folder / "broken.py").symlink_to("nowhere.py")
     os.mkfifo(folder / "pipe.py")
     assert found(".") == ["a.py"]
+
+
+def test_what_is_in_a_folder_that_is_named_is_checked_though_the_folder_is_excluded(folder: Path) -> None:
+    make(folder, "old/a.py", "old/deep/b.py", "old/old/c.py")
+    assert found("old", excluded=("old",)) == ["old/a.py", "old/deep/b.py"]
+    assert found("old", excluded=("old",), exclude_named=True) == []
+    assert found("old/a.py", "old/deep", excluded=("old",), exclude_named=True) == []
+
+
+@pytest.mark.parametrize("name", [*sorted(SKIPPED_FOLDERS), "environment"])
+def test_what_a_walk_does_not_come_to_is_left_out_on_request(folder: Path, name: str) -> None:
+    make(folder, f"{name}/a.py", f"sub/{name}/deep/b.py", "sub/c.py", f"file/{name}", "environment/pyvenv.cfg", "sub/environment/pyvenv.cfg")
+    named = [f"{name}/a.py", f"sub/{name}/deep/b.py", f"sub/{name}", "sub/c.py", f"file/{name}"]
+    assert found(*named, exclude_named=True) == [f"file/{name}", "sub/c.py"]
+    assert found(*(folder / each for each in named), exclude_named=True) == [f"{folder}/file/{name}", f"{folder}/sub/c.py"]
+    os.chdir(folder / name)
+    assert found("a.py", exclude_named=True) == ["a.py"]
 
 
 def test_exclusion_is_for_what_is_found_and_on_request_for_what_is_named(folder: Path) -> None:
@@ -125,3 +187,13 @@ def test_a_folder_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.
     discovery = find_files([Path()], is_excluded=lambda _: False)
     assert [str(path) for path in discovery.files] == ["a.py"]
     assert discovery.unread == ("data: Permission denied",)
+
+
+def test_a_file_that_cannot_be_looked_at_is_left_to_who_reads_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(folder, "a.py")
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert found(".") == ["a.py"]

@@ -224,7 +224,7 @@ def _violation(finding: Finding, rule: AbstractRule, module: Module, source: Abs
     placed = node if hasattr(node, "lineno") or isinstance(node, ast.Module) else module.statement(node)
     line: int = getattr(placed, "lineno", 1)
     # The parser counts bytes.
-    column = len(lines[line - 1].encode()[: getattr(placed, "col_offset", 0)].decode(errors="replace")) + 1
+    column = len(lines[line - 1].encode()[: getattr(placed, "col_offset", 0)].decode(errors="replace")) + source.indentation(line) + 1
     place = source.place(line)
     return Violation(
         code=rule.code,
@@ -232,7 +232,7 @@ def _violation(finding: Finding, rule: AbstractRule, module: Module, source: Abs
         path=source.path,
         line=place.line,
         column=column,
-        message=finding.message,
+        message=source.shown(finding.message, place=place),
         fix=None if finding.fix is None else finding.fix.safety,
         cell=place.cell,
     )

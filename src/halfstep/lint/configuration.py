@@ -21,6 +21,9 @@ _FILE: Final = "pyproject.toml"
 _TABLE: Final = ("tool", "halfstep", "lint")
 # What a glob's characters mean in a regular expression; `*` and `?` stay within one folder.
 _GLOB: Final = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
+# What is no name of a file or folder.
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+_CHOICE: Final = re.compile(r"\{[^{}]*,[^{}]*\}")
 _GLOB_PARTS: Final = MappingProxyType({"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"})
 
 
@@ -41,7 +44,7 @@ class Configuration:
 
     Example:
         >>> configuration = Configuration(folder=Path("/work"), exclude=("old", "tests/*.py"))
-        >>> [configuration.excludes(Path("/work") / name) for name in ("a/old/b.py", "tests/a.py", "tests/a/b.py")]
+        >>> [configuration.excludes(Path("/work") / name) for name in ("a/old", "tests/a.py", "tests/a/b.py")]
         [True, True, False]
     """
 
@@ -52,8 +55,8 @@ class Configuration:
     unsafe_fixes: bool = False
 
     def excludes(self, path: Path) -> bool:
-        """Whether a file or folder is not to be checked."""
-        return bool(self.exclude) and any(_fits(glob, self._relative(path)) for glob in self.exclude)
+        """Whether a file or folder is not to be checked, for what it is called itself and not for the folders that it is in."""
+        return bool(self.exclude) and any(_fits_itself(glob, self._relative(path)) for glob in self.exclude)
 
     def ignored_in(self, path: Path) -> tuple[str, ...]:
         """The rules that are off in one file."""
@@ -100,6 +103,10 @@ def _read(path: Path, known: Sequence[RuleName]) -> Configuration | None:
         text = path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+    except PermissionError as error:
+        if not os.access(path.parent, os.X_OK):  # Nobody can tell whether it is there.
+            return None
+        raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror if isinstance(error, OSError) else error}.") from error
     if not all(word in text for word in _TABLE):
@@ -116,7 +123,7 @@ def _table(path: Path, text: str) -> Mapping[str, Any] | None:
     try:
         table: Any = tomlkit.parse(text).unwrap()
     except TOMLKitError as error:
-        raise ConfigurationError(f"{path} is no valid TOML: {error}.") from error
+        raise ConfigurationError(f"{path} is no valid TOML: {str(error).rstrip('.')}.") from error
     for place, word in enumerate(_TABLE, start=1):
         table = table.get(word)
         if table is None:
@@ -163,6 +170,12 @@ def _globs(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _glob(glob: str, where: str) -> str:
+    if not _NO_NAMES.isdisjoint(_inner(glob).split("/")):
+        raise ConfigurationError(
+            f"{where}: {glob!r} fits nothing. Name files or folders below that of this file, such as tests/**/old_*.py."
+        )
+    if _CHOICE.search(glob):
+        raise ConfigurationError(f"{where}: {glob!r} fits nothing: braces have no meaning here. Write one glob for each choice.")
     try:
         _pattern(glob)
     except re.error as error:
@@ -189,20 +202,27 @@ _SETTINGS: Final[Mapping[str, Callable[[Any, str], Any]]] = MappingProxyType(
 
 def _fits(glob: str, path: str) -> bool:
     """Whether a glob fits a path, or a folder that the path is in."""
-    pattern = _pattern(glob)
-    if _is_path(glob):
-        return pattern.fullmatch(path) is not None
-    return any(pattern.fullmatch(part) is not None for part in path.split("/"))
+    parts = path.split("/")
+    return any(_fits_itself(glob, "/".join(parts[:number])) for number in range(len(parts), 0, -1))
+
+
+def _fits_itself(glob: str, path: str) -> bool:
+    return _pattern(glob).fullmatch(path if _is_path(glob) else path.rpartition("/")[2]) is not None
 
 
 def _is_path(glob: str) -> bool:
     return "/" in glob.rstrip("/")
 
 
+def _inner(glob: str) -> str:
+    """The glob without the marks of its ends, which stand for the folder of the configuration and for a folder."""
+    return glob.removeprefix("./").strip("/")
+
+
 @cache
 def _pattern(glob: str) -> re.Pattern[str]:
-    parts = (_GLOB_PARTS.get(part) or _literal(part) for part in _GLOB.findall(glob.removeprefix("./").strip("/")))
-    return re.compile(f"{''.join(parts)}{'(?:/.*)?' if _is_path(glob) else ''}", re.DOTALL)
+    parts = (_GLOB_PARTS.get(part) or _literal(part) for part in _GLOB.findall(_inner(glob)))
+    return re.compile("".join(parts), re.DOTALL)
 
 
 def _literal(part: str) -> str:

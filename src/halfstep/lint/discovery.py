@@ -10,7 +10,7 @@ from typing import Final, final
 
 from halfstep.errors import ConfigurationError
 
-__all__ = ["SKIPPED_FOLDERS", "Discovery", "find_files"]
+__all__ = ["SKIPPED_FOLDERS", "Discovery", "find_files", "is_left_out"]
 
 # What is not the user's own code. A folder that is named on the command line is checked whatever it, or one above it, is called.
 SKIPPED_FOLDERS: Final = frozenset(
@@ -22,6 +22,8 @@ SKIPPED_FOLDERS: Final = frozenset(
     }
 )
 _SUFFIXES: Final = (".py", ".ipynb")
+# What a virtual environment has, whatever it is called.
+_ENVIRONMENT: Final = "pyvenv.cfg"
 
 
 @final
@@ -46,8 +48,8 @@ def find_files(paths: Sequence[Path], *, is_excluded: Callable[[Path], bool], ex
 
     Args:
         paths: Files and folders.
-        is_excluded: Whether the user does not want a file or folder to be checked.
-        exclude_named: Whether that is asked about files that were named, too.
+        is_excluded: Whether the user does not want this file or folder to be checked. What is in a folder need not be known by it.
+        exclude_named: Whether what is named is left out, too, where a walk through the folders around it would leave it out.
 
     Raises:
         ConfigurationError: One of the paths does not exist.
@@ -63,11 +65,43 @@ def find_files(paths: Sequence[Path], *, is_excluded: Callable[[Path], bool], ex
     for path in paths:
         if not path.exists():
             raise ConfigurationError(f"There is no file or folder {path}. Name what is to be checked.")
-        named = () if exclude_named and is_excluded(path) else (path,)
-        for file in _below(path, is_excluded, unread) if path.is_dir() else named:
-            # One that is found twice, as through a link, would be fixed twice at once. The name that comes first is kept.
-            files.setdefault(os.path.realpath(file), file)
+        if exclude_named and is_left_out(path, is_excluded=is_excluded):
+            continue
+        for file in _below(path, is_excluded, unread) if path.is_dir() else (path,):
+            # One that is found twice, as through a link, would be fixed twice at once.
+            real = os.path.realpath(file)
+            files[real] = _better(files.get(real), file)
     return Discovery(files=tuple(sorted(files.values(), key=lambda file: file.parts)), unread=tuple(unread))
+
+
+def is_left_out(path: Path, *, is_excluded: Callable[[Path], bool]) -> bool:
+    """Whether a walk would not come to a file or folder: because it is excluded itself, or a folder that it is in.
+
+    Folders that are passed over for their names count below the current folder: that one may well lie in a folder called `build`.
+
+    Args:
+        path: The file or folder; it need not exist.
+        is_excluded: Whether the user does not want this file or folder to be checked.
+
+    Example:
+        >>> [is_left_out(Path(name), is_excluded=lambda path: path.name == "old") for name in ("old/deep/a.py", "build/a.py", "a.py")]
+        [True, True, False]
+    """
+    here, absolute = Path.cwd(), Path(os.path.abspath(path))
+    around = (absolute, *absolute.parents)[:-1]
+    if any(is_excluded(each) for each in around):
+        return True
+    folders = around if absolute.is_dir() else around[1:]
+    return any(here in each.parents and _is_passed_over(each) for each in folders)
+
+
+def _is_passed_over(folder: Path) -> bool:
+    return folder.name in SKIPPED_FOLDERS or (folder / _ENVIRONMENT).exists()
+
+
+def _better(known: Path | None, file: Path) -> Path:
+    """One of two names of a file: the file itself rather than a link to it, otherwise the one that came first."""
+    return file if known is None or (known.is_symlink() and not file.is_symlink()) else known
 
 
 def _below(top: Path, is_excluded: Callable[[Path], bool], unread: list[str]) -> Iterator[Path]:
@@ -76,11 +110,20 @@ def _below(top: Path, is_excluded: Callable[[Path], bool], unread: list[str]) ->
 
     for name, folders, files in os.walk(top, onerror=give_up):
         folder = Path(name)
-        if folder != top and "pyvenv.cfg" in files:  # A virtual environment by any other name.
+        if folder != top and _ENVIRONMENT in files:
             folders.clear()
             continue
-        folders[:] = [each for each in folders if each not in SKIPPED_FOLDERS and not is_excluded(folder / each)]
-        for each in files:
+        # Sorted, because file systems list in any order, and what comes first counts.
+        folders[:] = sorted(each for each in folders if each not in SKIPPED_FOLDERS and not is_excluded(folder / each))
+        for each in sorted(files):
             path = folder / each
-            if each.endswith(_SUFFIXES) and not is_excluded(path) and path.is_file():
+            if each.endswith(_SUFFIXES) and not is_excluded(path) and _may_be_file(path):
                 yield path
+
+
+def _may_be_file(path: Path) -> bool:
+    """Whether it is a file, as far as that can be seen: who reads it says what is wrong with it."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True

@@ -5,21 +5,29 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, final
 
-__all__ = ["MaskedCell", "mask_cell", "unmasked"]
+__all__ = ["MaskedCell", "mask_cell", "named", "prefixed", "unmasked"]
 
 # Cell magics below which there is Python that runs in the notebook. Below any other there is another language, or text.
 _PYTHON_CELLS: Final = frozenset({"capture", "prun", "time", "timeit"})
+_NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _MASK: Final = "__halfstep_magic_{}__"
 _MASKED: Final = re.compile(r"(?:# )?__halfstep_magic_(\d+)__")
-_LINE_MAGIC: Final = re.compile(r"\s*(?:%|!|\?{1,2}(?=\s*[\w%]))|\s*[%\w.*\[\]'\"]+\?{1,2}\s*(?:#.*)?$")
-_ASSIGNED_MAGIC: Final = re.compile(r"(?P<target>\s*[\w.,*\[\]'\" ]+?\s*=\s*)(?P<magic>[%!](?!=).*)$")
+_LINE_MAGIC: Final = re.compile(r"\s*[%!?,;/]|[^#'\"]*\?{1,2}\s*(?:#.*)?$|\s*[%\w.*\[\]'\"]+\?{1,2}\s*(?:#.*)?$")
+_ASSIGNMENT: Final = re.compile(
+    r"""'[^']*'|"[^"]*"|\#.*|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<sign>(?<![<>!=:+\-*/%&|^@])=(?!=)\s*(?P<magic>[%!](?!=).)?)"""
+)
 # What IPython runs without a mark: such a line is no Python, or the cell would parse.
 _SHELL: Final = re.compile(r"(?:pip3?|conda|mamba|uv|apt|apt-get|git|wget|cd|ls|mkdir|rm|cp|mv|cat)\s+[\w./~$-]")
+# What IPython takes away from pasted code: the prompts of Python and its own.
+_PROMPTS: Final = (
+    (re.compile(r"\s*>>>"), re.compile(r"\s*(?:>>>|\.\.\.)[ \t]?")),
+    (re.compile(r"In \[\d+\]: "), re.compile(r"In \[\d+\]: ?|\s*\.{3,}: ?")),
+)
 _TOKEN: Final = re.compile(r"#.*|[rRbBuUfFtT]{0,2}(?P<quote>\"\"\"|'''|\"|')|(?P<open>[([{])|(?P<close>[)\]}])|\\$")
 _ENDS: Final = MappingProxyType(
     {quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}", re.DOTALL) for quote in ('"', "'", '"""', "'''")},
@@ -34,11 +42,14 @@ class MaskedCell:
     Attributes:
         text: The cell with every magic in it replaced; lines and the columns of all other code stay. Empty lines where it is no Python.
         hidden: The lines, or ends of lines, that were replaced, by their number.
+        prefixes: What was taken away from the beginning of each line, as IPython does it with prompts and with the indentation of a whole
+            cell; empty where nothing was.
         error: What the parser says of a cell that is neither Python nor a magic.
     """
 
     text: str
     hidden: Mapping[int, str]
+    prefixes: tuple[str, ...] = ()
     error: Exception | None = None
 
 
@@ -57,17 +68,50 @@ def mask_cell(text: str, *, first: int) -> MaskedCell:
     """
     error = _error(text)
     if error is None:
-        return MaskedCell(text=text, hidden=MappingProxyType({}))
+        return MaskedCell(text=text, hidden=_NOTHING)
     lines = text.split("\n")
-    magic = re.match(r"\s*%%(\w*)", text)
-    if magic is not None and magic[1] not in _PYTHON_CELLS:
-        return MaskedCell(text="\n" * (len(lines) - 1), hidden=MappingProxyType({}))
-    hidden: dict[int, str] = {}
-    masked = "\n".join(_masked(lines, hidden, first))
-    error = _error(masked)
-    if error is not None:
-        return MaskedCell(text="\n" * (len(lines) - 1), hidden=MappingProxyType({}), error=error)
-    return MaskedCell(text=masked, hidden=MappingProxyType(hidden))
+    failures: list[Exception] = []
+    for code in _readings(lines):
+        magic = re.match(r"\s*%%(\w*)", "\n".join(code))
+        if magic is not None and magic[1] not in _PYTHON_CELLS:
+            return MaskedCell(text="\n" * (len(lines) - 1), hidden=_NOTHING)
+        hidden: dict[int, str] = {}
+        masked = "\n".join(_masked(code, hidden, first))
+        error = _error(masked)
+        if error is None:
+            prefixes = () if code == lines else tuple(line[: len(line) - len(kept)] for line, kept in zip(lines, code, strict=True))
+            return MaskedCell(text=masked, hidden=MappingProxyType(hidden), prefixes=prefixes)
+        failures.append(error)
+    return MaskedCell(text="\n" * (len(lines) - 1), hidden=_NOTHING, error=failures[0])
+
+
+def _readings(lines: list[str]) -> Iterator[list[str]]:
+    """The lines as they are, and without what IPython takes away from their beginnings."""
+    yield lines
+    first = next(filter(str.strip, lines), "")
+    indentation = first[: len(first) - len(first.lstrip())]
+    code = [line.removeprefix(indentation) for line in lines]
+    if indentation:
+        yield code
+    for begin, prompt in _PROMPTS:
+        if any(begin.match(line) for line in code):
+            yield [line[match.end() :] if (match := prompt.match(line)) else line for line in code]
+
+
+def prefixed(text: str, prefixes: Sequence[str]) -> str | None:
+    r"""The text with what was taken away from its lines back in place; `None` where it cannot be told what goes where.
+
+    Example:
+        >>> prefixed("x = 1\ny = 2", [">>> ", "... "]), prefixed("x\n\ny\nz", ["    ", "", "    "])
+        ('>>> x = 1\n... y = 2', '    x\n\n    y\n    z')
+    """
+    if not prefixes:
+        return text
+    lines = text.split("\n")
+    if len(lines) == len(prefixes):
+        return "\n".join(map("".join, zip(prefixes, lines, strict=True)))
+    kinds = {prefix for prefix in prefixes if prefix}
+    return "\n".join(line and f"{prefix}{line}" for line in lines) if len(kinds) == 1 and (prefix := kinds.pop()).isspace() else None
 
 
 def unmasked(text: str, hidden: Mapping[int, str]) -> str | None:
@@ -75,6 +119,11 @@ def unmasked(text: str, hidden: Mapping[int, str]) -> str | None:
     if sorted(int(number) for number in _MASKED.findall(text)) != sorted(hidden):
         return None
     return _MASKED.sub(lambda match: hidden[int(match[1])], text)
+
+
+def named(text: str, hidden: Mapping[int, str]) -> str:
+    """A message with the magics that it names, as they are in the notebook."""
+    return _MASKED.sub(lambda match: hidden.get(int(match[1]), match[0]), text)
 
 
 def _error(text: str) -> Exception | None:
@@ -111,8 +160,12 @@ def _magic_start(line: str) -> int | None:
     """Where in a line a magic begins: 0 for all of it, `None` where there is none."""
     if _LINE_MAGIC.match(line) or _SHELL.match(line):
         return 0
-    assigned = _ASSIGNED_MAGIC.match(line)
-    return None if assigned is None else assigned.start("magic")
+    depth = 0
+    for token in _ASSIGNMENT.finditer(line):
+        depth += bool(token["open"]) - bool(token["close"])
+        if token["sign"] and not depth:
+            return token.start("magic") if token["magic"] else None
+    return None
 
 
 @final

@@ -6,15 +6,19 @@ import codecs
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from halfstep.lint.magics import mask_cell, unmasked
+from halfstep.lint.magics import mask_cell, named, prefixed, unmasked
 from halfstep.lint.source import AbstractSource, Change, Fault, Place, Rewriting, with_newlines
 
 __all__ = ["Notebook", "read_notebook"]
 
+# Where a message says a line of the text, outside of what it quotes.
+_QUOTED: Final = re.compile(r"(`[^`]*`)")
+_LINES: Final = re.compile(r"\blines? (\d+(?:(?:, | and )\d+)*)")
+_HALVES: Final = re.compile(r"[\ud800-\udfff]")
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 
 
@@ -29,6 +33,7 @@ class _Cell:
         text: Its code, in which every line ends with a line feed.
         masked: The same without magics; empty lines where it is no Python.
         hidden: Its magics.
+        prefixes: What was taken away from the beginning of each line; empty where nothing was.
         start: The line of the notebook's text that stands before it.
     """
 
@@ -37,6 +42,7 @@ class _Cell:
     text: str
     masked: str
     hidden: Mapping[int, str]
+    prefixes: tuple[str, ...]
     start: int
 
 
@@ -76,8 +82,34 @@ class Notebook(AbstractSource):
 
     def place(self, line: int) -> Place:
         """The cell of a line, and the line within it."""
-        cell = self.cells[max(bisect_right([each.start for each in self.cells], line) - 1, 0)]
+        cell = self._cell(line)
         return Place(line=max(line - cell.start, 1), cell=cell.number)
+
+    def indentation(self, line: int) -> int:
+        """The length of a prompt, or of the indentation of a cell."""
+        cell = self._cell(line)
+        place = line - cell.start - 1
+        return len(cell.prefixes[place]) if 0 <= place < len(cell.prefixes) else 0
+
+    def shown(self, message: str, *, place: Place) -> str:
+        """The message with lines of cells, and with magics as they are in the notebook."""
+        parts = _QUOTED.split(message)
+        parts[::2] = [_LINES.sub(lambda match: self._lines(match[1], place), part) for part in parts[::2]]
+        hidden = {number: magic for cell in self.cells for number, magic in cell.hidden.items()}
+        return named("".join(parts), hidden)
+
+    def _lines(self, numbers: str, place: Place) -> str:
+        """Lines of the text as lines of their cells: `line 2`, `lines 2 and 5`, `line 2 of cell 1 and lines 3 and 4 of cell 7`."""
+        found = [self.place(int(number)) for number in re.findall(r"\d+", numbers)]
+        cells = dict.fromkeys(each.cell for each in found)
+        texts = []
+        for cell in cells:
+            lines = [str(each.line) for each in found if each.cell == cell]
+            texts.append(f"line{'s' * (len(lines) > 1)} {_listed(lines)}{f' of cell {cell}' * (cell != place.cell)}")
+        return _listed(texts)
+
+    def _cell(self, line: int) -> _Cell:
+        return self.cells[max(bisect_right(self.cells, line, key=lambda cell: cell.start) - 1, 0)]
 
     def rewriting(self, text: str) -> Rewriting | None:
         """The notebook with other code; `None` where code left its cell, or a magic is gone."""
@@ -103,7 +135,8 @@ class Notebook(AbstractSource):
         texts: list[str] = []
         for cell, first, last in zip(self.cells, places, [*places[1:], len(lines)], strict=False):
             masked = "\n".join(lines[first + 1 : last])
-            restored = unmasked(masked, cell.hidden)
+            prefixed_text = prefixed(masked, cell.prefixes)
+            restored = None if prefixed_text is None else unmasked(prefixed_text, cell.hidden)
             if restored is None or (masked != cell.masked and not cell.masked.strip()):
                 return None
             texts.append(cell.text if masked == cell.masked else restored)
@@ -170,7 +203,9 @@ def _cells(plain: Mapping[str, Any]) -> tuple[list[_Cell], list[Fault]]:
         masked = mask_cell(text, first=magics)
         if masked.error is not None:
             faults.append(Fault.of(masked.error, cell=number, last_line=text.rstrip("\n").count("\n") + 1))
-        cells.append(_Cell(number=number, raw=raw, text=text, masked=masked.text, hidden=masked.hidden, start=start))
+        cells.append(
+            _Cell(number=number, raw=raw, text=text, masked=masked.text, hidden=masked.hidden, prefixes=masked.prefixes, start=start)
+        )
         start += masked.text.count("\n") + 2
         magics += len(masked.hidden)
     return cells, faults
@@ -192,16 +227,25 @@ def _replaced(document: str, sources: Mapping[int, str]) -> str:
 def _rendered(old: str, source: str, *, escapes: bool) -> str:
     """A source in the way that the old one was written: as a text, or as a list of lines with the same layout."""
     if old.startswith('"'):
-        return json.dumps(source, ensure_ascii=escapes)
+        return _quoted(source, escapes=escapes)
     lines = [line for line in re.split(r"(?<=\n)", source) if line]
     spans = list(_items(old, 0))
     kept = {json.loads(old[first:end]): old[first:end] for first, end in spans}
-    written = [kept.get(line) or json.dumps(line, ensure_ascii=escapes) for line in lines]
+    written = [kept.get(line) or _quoted(line, escapes=escapes) for line in lines]
     if not spans or not written:
         return f"[{', '.join(written)}]"
     lead, trail = old[1 : spans[0][0]], old[spans[-1][1] : -1]
     between = old[spans[0][1] : spans[1][0]] if len(spans) > 1 else f",{lead or ' '}"
     return f"[{lead}{between.join(written)}{trail}]"
+
+
+def _quoted(text: str, *, escapes: bool) -> str:
+    """A text as JSON. Half of a surrogate pair is escaped in any case: no encoding has it."""
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(text, ensure_ascii=escapes))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _members(document: str, place: int) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
@@ -114,6 +115,14 @@ class AbstractSource(ABC):
         """Where a line of the text is in the file."""
 
     @abstractmethod
+    def indentation(self, line: int) -> int:
+        """How many characters at the beginning of a line are in the file and not in the text."""
+
+    @abstractmethod
+    def shown(self, message: str, *, place: Place) -> str:
+        """A message about a place, in which lines of the text, such as `line 7`, become lines that users see."""
+
+    @abstractmethod
     def rewriting(self, text: str) -> Rewriting | None:
         """The file with another text in place of this one; `None` where that text cannot be put back into the file."""
 
@@ -150,13 +159,21 @@ class Script(AbstractSource):
         """The line itself."""
         return Place(line=line)
 
+    def indentation(self, line: int) -> int:
+        """None: lines are whole."""
+        return 0
+
+    def shown(self, message: str, *, place: Place) -> str:
+        """The message itself."""
+        return message
+
     def rewriting(self, text: str) -> Rewriting | None:
         """The file with another text, in its encoding and with its line endings."""
         if not self.is_exact:
             return None
         try:
             content = with_newlines(text, like=self.raw).encode(self.encoding)
-        except UnicodeEncodeError:
+        except UnicodeError:  # Not only UnicodeEncodeError: some encodings, such as `idna`, raise the bare one.
             return None
         return Rewriting(content=content, changes=(Change(label=self.path, before=self.text, after=text),))
 
@@ -165,9 +182,13 @@ def read_content(path: Path | None) -> bytes:
     """The bytes of a file, or of standard input for `None`.
 
     Raises:
-        OSError: They cannot be read.
+        OSError: They cannot be read, or standard input is closed.
     """
-    return sys.stdin.buffer.read() if path is None else path.read_bytes()
+    if path is not None:
+        return path.read_bytes()
+    if sys.stdin is None:  # So it is in a process that was started without one.
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer.read()
 
 
 def read_script(content: bytes, *, path: str) -> Script:

@@ -10,7 +10,7 @@ from halfstep.lint.evidence.frames import Frame, Frames
 from halfstep.lint.module import Module
 from halfstep.lint.signatures import DTYPES
 from halfstep.lint.syntax import FUNCTIONS
-from halfstep.lint.values import UNKNOWN, Autocast
+from halfstep.lint.values import UNKNOWN, Autocast, Constant
 
 __all__ = ["Force", "Regions"]
 
@@ -66,6 +66,8 @@ class Regions:
         enabled = region.enabled
         if enabled is None and (condition := region.arguments.get("enabled")) is not None:
             enabled = self._frames.truth(condition, frame)
+            if enabled is None and (shown := self._module.values(condition)) and all(value == Constant(value=False) for value in shown):
+                return None  # Off by default, and nobody is seen to turn it on.
         if enabled is False:
             return None
         device = region.device

@@ -67,10 +67,12 @@ class Target:
     Attributes:
         identity: Equal for the same object.
         text: How it is written where it is used.
+        varies: Whether it is the variable of a loop, so that each iteration has another object by the same name.
     """
 
     identity: Hashable
     text: str
+    varies: bool = False
 
 
 @final

@@ -106,7 +106,12 @@ class Recognition:
 
     def target(self, node: ast.expr) -> Target:
         """An object by where it is kept: the same for all spellings that lead to one value or place."""
-        return Target(self._identity(node, 0), self._module.source(node))
+        root: ast.expr = node
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        names = [root, *(part for part in ast.walk(node) if isinstance(part, ast.Name))] if root is not node else [root]
+        varies = any(binding.kind == "element" for name in names for binding in self._module.bindings(name))
+        return Target(self._identity(node, 0), self._module.source(node), varies)
 
     def _identity(self, node: ast.expr, depth: int) -> Hashable:
         values = [value for value in self._module.values(node) if isinstance(value, Optimizer | Scheduler)]

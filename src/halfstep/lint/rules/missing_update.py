@@ -177,7 +177,8 @@ def _judge_steps(trace: Trace, verdicts: Verdicts[Event], *, ends: bool) -> None
             stepped.clear()
         elif event.kind is Kind.STEP and event.scaler is not None and event.scaler.enabled is not False and not _has_closure(event):
             key = (event.scaler, event.optimizer)
-            if key in stepped and stepped[key].node is event.node:
+            varies = event.optimizer is not None and event.optimizer.varies
+            if key in stepped and stepped[key].node is event.node and not varies:
                 verdicts.wrong(event.node, stepped[key])
             stepped[key] = event
     if ends and trace.whole and trace.function is not None:

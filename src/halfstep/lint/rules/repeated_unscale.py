@@ -172,9 +172,11 @@ def _judge(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> 
 
 def _is_gated(events: Sequence[Event], unscale: Event) -> bool:
     """Whether the step stands behind a condition that unscale_() does not have, and nothing leaves the iteration in between."""
-    steps = [event for event in events if event.kind is Kind.STEP and event.scaler is unscale.scaler]
+    if unscale.optimizer is not None and unscale.optimizer.varies:
+        return False  # A loop over optimizers, not over micro-batches.
+    steps = [event for event in events if event.kind is Kind.STEP and event.scaler is unscale.scaler and event.loops == unscale.loops]
     left = any(event.kind is Kind.LEAVE for event in events)
-    return bool(steps) and not left and all(depends(step, unscale) for step in steps if step.loops == unscale.loops)
+    return bool(steps) and not left and all(depends(step, unscale) for step in steps)
 
 
 def _finding(module: Module, place: ast.AST, event: Event, before: Event) -> Finding:

@@ -213,9 +213,21 @@ def _judge(events: Sequence[Event], steps: Iterable[Event], module: Module, verd
             added = None
         elif event.kind is Kind.ZERO_GRAD:
             step = _waiting_step(event, steps, module)
+            if _is_giving_up(event, module):
+                step = None
             if added is not None and added.loops == event.loops and step is not None and not _begins_anew(events[index + 1 :], event, step):
                 verdicts.wrong(event.node, (event, step, added))
             added = None
+
+
+def _is_giving_up(drop: Event, module: Module) -> bool:
+    """Whether gradients are dropped because something went wrong: in a handler of an exception, or before the loop is left."""
+    statement = module.statement(drop.node)
+    holder = module.parent(statement)
+    if any(isinstance(around, ast.ExceptHandler) for around, _part in module.syntax.ancestors(statement)):
+        return True
+    blocks = [block for block in vars(holder).values() if isinstance(block, list) and statement in block] if holder is not None else []
+    return any(isinstance(later, ast.Break | ast.Continue | ast.Return | ast.Raise) for block in blocks for later in block)
 
 
 def _waiting_step(drop: Event, steps: Iterable[Event], module: Module) -> Event | None:
