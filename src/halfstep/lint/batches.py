@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from halfstep.lint.checking import CheckedFile, RuleBook, check_content
 from halfstep.lint.rules.rule import AbstractRule, Safety
 from halfstep.lint.source import read_content
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 __all__ = ["Job", "check_files"]
 
@@ -64,7 +67,7 @@ def _check_together(jobs: Sequence[Job], rules: tuple[AbstractRule, ...], proces
     from multiprocessing import get_context  # noqa: PLC0415
 
     size = max(1, min(_MOST_AT_ONCE, len(jobs) // (processes * 4)))
-    pool = ProcessPoolExecutor(processes, mp_context=get_context(_start_method()), initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(processes, mp_context=get_context(_start_method()), initializer=_depend_on_parent)
     try:
         batches = [pool.submit(_check_all, jobs[first : first + size], rules) for first in range(0, len(jobs), size)]
         for batch in batches:
@@ -109,6 +112,18 @@ def _start_method() -> str:
     return "fork" if sys.platform == "linux" and is_alone else "spawn"
 
 
-def _ignore_interrupts() -> None:
+def _depend_on_parent() -> None:
+    """Makes a process that checks files end with the one that started it, and not before."""
+    from multiprocessing import parent_process  # noqa: PLC0415 - it is loaded in such a process
+
     # Ctrl-C reaches every process of a terminal. The one that started the others ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    # One that was killed cannot end the others: they would wait for work for ever, and keep its standard output open.
+    parent.join()
+    os._exit(1)

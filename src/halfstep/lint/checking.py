@@ -27,6 +27,9 @@ __all__ = ["CheckedFile", "RuleBook", "check_content", "check_source", "may_hold
 _WORDS: Final = (b"autocast", b"caler", b"float16", b"fp16", b"bf16", b"unscale_", b".scale(", b"apex", b"HalfTensor")
 # Words that are parts of many others. What stands before one is looked at last: a search for plain letters is fifteen times as fast.
 _SHORT_WORDS: Final = (re.compile(rb"amp(?<![A-Za-z]amp)(?![A-Za-z])"), re.compile(rb"half(?<![A-Za-z]half)(?![A-Za-z])"))
+_ESCAPED_ASCII: Final = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+_ESCAPE: Final = re.compile(rb"\\.")
+_SEAM: Final = re.compile(rb'"\s*,\s*"')
 # Rules about any training code, which are off by default, and what such code cannot do without.
 _WORDS_OF_RULES: Final[Mapping[str, bytes]] = MappingProxyType({"HS018": b"backward"})
 _PARSER_ERRORS: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -58,6 +61,7 @@ class CheckedFile:
         failures: What could not be checked, and why.
         fixed: How many findings were fixed.
         rewriting: The fixed file; `None` where nothing was fixed.
+        unfixed: What is wrong with the file as long as the fixed one is not written.
     """
 
     path: str
@@ -66,6 +70,15 @@ class CheckedFile:
     failures: tuple[str, ...] = ()
     fixed: int = 0
     rewriting: Rewriting | None = None
+    unfixed: tuple[Violation, ...] = ()
+
+    def unsaved(self, failure: str) -> CheckedFile:
+        """What came of the file where the fixed one could not be written.
+
+        Args:
+            failure: Why.
+        """
+        return replace(self, violations=self.unfixed, failures=(*self.failures, failure), fixed=0, rewriting=None, unfixed=())
 
 
 @final
@@ -105,7 +118,8 @@ def check_content(content: bytes, *, path: str, book: RuleBook, allowed: frozens
         book: The rules.
         allowed: Which fixes are made; none by default.
     """
-    if not may_hold_amp(content, codes=book.codes):
+    is_notebook = _is_notebook(path)
+    if not may_hold_amp(content, codes=book.codes) and not (is_notebook and may_hold_amp(_joined(content), codes=book.codes)):
         return CheckedFile(path=path)
     try:
         source = read_source(content, path=path)
@@ -122,7 +136,17 @@ def read_source(content: bytes, *, path: str) -> AbstractSource:
     Raises:
         SyntaxError: They are in no encoding that Python can read, or are no notebook.
     """
-    return read_notebook(content, path=path) if Path(path).suffix == ".ipynb" else read_script(content, path=path)
+    return read_notebook(content, path=path) if _is_notebook(path) else read_script(content, path=path)
+
+
+def _is_notebook(path: str) -> bool:
+    return Path(path).suffix == ".ipynb"
+
+
+def _joined(content: bytes) -> bytes:
+    """A notebook without what may stand in the middle of a word in its JSON, or before one like a letter: seams of lists, and escapes."""
+    content = _ESCAPED_ASCII.sub(lambda match: bytes([int(match[1], 16)]), content)
+    return _SEAM.sub(b"", _ESCAPE.sub(b"\n", content))
 
 
 def check_source(source: AbstractSource, book: RuleBook, *, allowed: frozenset[Safety] = frozenset()) -> CheckedFile:
@@ -138,10 +162,11 @@ def check_source(source: AbstractSource, book: RuleBook, *, allowed: frozenset[S
     if not any(finding.fix is not None and finding.fix.safety in allowed for finding, _ in look.found):
         return checked
     try:
-        return _fixed(source, book, allowed) or checked
+        fixed = _fixed(source, book, allowed)
     except Exception as error:
         failure = f"{source.path} could not be fixed and is as it was: {_bug(error)}"
         return replace(checked, failures=(*checked.failures, failure))
+    return checked if fixed is None else replace(fixed, unfixed=checked.violations if fixed.rewriting is not None else ())
 
 
 def _fixed(source: AbstractSource, book: RuleBook, allowed: frozenset[Safety]) -> CheckedFile | None:
@@ -263,6 +288,8 @@ def _warnings(source: AbstractSource, suppressions: Suppressions) -> Iterable[st
 
 
 def _bug(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "code in it is nested too deeply. Take it apart, or leave the file out."
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {error}{where}. This is a bug in halfstep; please report it with the code."

@@ -90,6 +90,14 @@ class Configurations:
         folder = os.path.dirname(os.path.abspath(path))
         return self._in(folder) or Configuration(folder=Path(folder))
 
+    def excludes(self, path: Path) -> bool:
+        """Whether a file or folder is not to be checked, for what it is called itself and not for the folders that it is in.
+
+        Raises:
+            ConfigurationError: As above.
+        """
+        return self.of(path).excludes(path)
+
     def _in(self, folder: str) -> Configuration | None:
         if folder not in self._found:
             above = os.path.dirname(folder)

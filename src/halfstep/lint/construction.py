@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from halfstep.lint.signatures import AUTOCASTS, DTYPES, OPTIMIZERS, SCALERS, SCHEDULERS, arguments_of
-from halfstep.lint.values import Autocast, Constant, Dtype, Network, Optimizer, Scaler, Scheduler, Value
+from halfstep.lint.values import Autocast, Constant, Dtype, Made, Network, Optimizer, Scaler, Scheduler, Value
 
 __all__ = ["HasValues", "construct", "dtypes_of", "enabled_of"]
 
@@ -24,7 +24,7 @@ class HasValues(Protocol):
         """Whether it is never anything else."""
 
 
-def construct(call: ast.Call, name: str, evaluate: Callable[[ast.AST], HasValues]) -> Value | None:
+def construct(call: ast.Call, name: str, evaluate: Callable[[ast.AST], HasValues]) -> Made | None:
     """What a call of a class or function from elsewhere makes; `None` for all that the rules do not know.
 
     Args:

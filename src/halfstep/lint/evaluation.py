@@ -14,7 +14,7 @@ from halfstep.lint.scopes import Binding, Scopes, dotted
 from halfstep.lint.signatures import DTYPES
 from halfstep.lint.syntax import FUNCTIONS, Syntax
 from halfstep.lint.usage import annotates_scaler, used_scalers
-from halfstep.lint.values import Constant, Dtype, Network, Routine, Scaler, Value
+from halfstep.lint.values import Constant, Dtype, Made, Network, Routine, Scaler, Value
 
 __all__ = ["Evaluation", "Possible"]
 
@@ -78,6 +78,7 @@ class Evaluation:
         self._naming: set[ast.AST] = set()
         self._names: dict[ast.AST, tuple[str, ...]] = {}
         self._bindings: dict[ast.AST, Sequence[Binding]] = {}
+        self._made: dict[ast.AST, Made] = {}
         self._returns: dict[ast.AST, list[ast.expr]] = {}
         self._sites = CallSites(syntax, self)
         self._unbound: dict[tuple[ast.AST, str], Scaler] = {}
@@ -291,9 +292,7 @@ class Evaluation:
         for name in self.names(call.func):
             made = construct(call, name, self.evaluate)
             if made is not None:
-                return Possible(
-                    (made if call is written or isinstance(made, Dtype | Constant | Routine) else replace(made, node=written),), True
-                )
+                return self._one(written, made if call is written else replace(made, node=written))
             if name in _WRAPPERS or name.rpartition(".")[2] in _WRAPPER_CLASSES:
                 return self.evaluate(call.args[0]) if call.args else _UNKNOWN
             if name == "contextlib.nullcontext":
@@ -324,13 +323,15 @@ class Evaluation:
 
     def _instance(self, definition: ast.ClassDef, call: ast.Call) -> Possible:
         for name in self.base_names(definition):
-            if name in {"torch.nn.Module", "torch.nn.modules.module.Module"} or name.startswith("torch.nn."):
-                return Possible((Network(node=call, name=definition.name, definition=definition),), True)
-            if name.endswith("LightningModule"):
-                return Possible((Network(node=call, name=definition.name, definition=definition),), True)
+            if name.startswith("torch.nn.") or name.endswith("LightningModule"):
+                return self._one(call, Network(node=call, name=definition.name, definition=definition))
             if name.endswith("GradScaler"):
-                return Possible((Scaler(node=call, name=definition.name),), True)
+                return self._one(call, Scaler(node=call, name=definition.name))
         return _UNKNOWN
+
+    def _one(self, call: ast.Call, made: Made) -> Possible:
+        """What a call makes: one and the same, even where the call is evaluated again."""
+        return Possible((self._made.setdefault(call, made),), True)
 
     def base_names(self, definition: ast.ClassDef) -> list[str]:
         """The full names of the classes from elsewhere that a class of this file derives from, directly or through others of this file."""

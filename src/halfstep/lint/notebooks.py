@@ -116,14 +116,16 @@ class Notebook(AbstractSource):
         texts = self._texts(text)
         if texts is None:
             return None
-        changed = {cell.number: (cell, new) for cell, new in zip(self.cells, texts, strict=True) if new != cell.text}
-        document = _replaced(self.document, {number: with_newlines(new, like=cell.raw) for number, (cell, new) in changed.items()})
-        return Rewriting(
-            content=codecs.BOM_UTF8 * self.has_mark + document.encode(),
-            changes=tuple(
-                Change(label=f"{self.path}:cell {number}", before=cell.text, after=new) for number, (cell, new) in changed.items()
-            ),
+        changed = {
+            cell.number: (cell, with_newlines(new, like=cell.raw)) for cell, new in zip(self.cells, texts, strict=True) if new != cell.text
+        }
+        document = _replaced(self.document, {number: new for number, (_, new) in changed.items()})
+        original, content = (codecs.BOM_UTF8 * self.has_mark + each.encode() for each in (self.document, document))
+        changes = (
+            Change(label=f"{self.path}:cell {number}", before=_bytes(cell.raw), after=_bytes(new))
+            for number, (cell, new) in changed.items()
         )
+        return Rewriting(original=original, content=content, changes=tuple(changes))
 
     def _texts(self, text: str) -> list[str] | None:
         """What becomes of each cell."""
@@ -237,6 +239,10 @@ def _rendered(old: str, source: str, *, escapes: bool) -> str:
     lead, trail = old[1 : spans[0][0]], old[spans[-1][1] : -1]
     between = old[spans[0][1] : spans[1][0]] if len(spans) > 1 else f",{lead or ' '}"
     return f"[{lead}{between.join(written)}{trail}]"
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # A cell may hold half of a surrogate pair.
 
 
 def _quoted(text: str, *, escapes: bool) -> str:

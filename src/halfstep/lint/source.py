@@ -72,13 +72,13 @@ class Change:
 
     Attributes:
         label: The file, and in a notebook the cell.
-        before: The text before.
-        after: The text after.
+        before: All bytes of it before.
+        after: All bytes after.
     """
 
     label: str
-    before: str
-    after: str
+    before: bytes
+    after: bytes
 
 
 @final
@@ -87,10 +87,12 @@ class Rewriting:
     """A file with changed text.
 
     Attributes:
+        original: All bytes of the file before.
         content: All bytes of the changed file.
         changes: What is different.
     """
 
+    original: bytes
     content: bytes
     changes: tuple[Change, ...]
 
@@ -171,11 +173,10 @@ class Script(AbstractSource):
         """The file with another text, in its encoding and with its line endings."""
         if not self.is_exact:
             return None
-        try:
-            content = with_newlines(text, like=self.raw).encode(self.encoding)
-        except UnicodeError:  # Not only UnicodeEncodeError: some encodings, such as `idna`, raise the bare one.
+        original, content = (_encoded(each, self.encoding) for each in (self.raw, with_newlines(text, like=self.raw)))
+        if original is None or content is None:
             return None
-        return Rewriting(content=content, changes=(Change(label=self.path, before=self.text, after=text),))
+        return Rewriting(original=original, content=content, changes=(Change(label=self.path, before=original, after=content),))
 
 
 def read_content(path: Path | None) -> bytes:
@@ -257,7 +258,7 @@ def _mixed(text: str, like: str, usual: str) -> Iterator[str]:
 def _encoded(text: str, encoding: str) -> bytes | None:
     try:
         return text.encode(encoding)
-    except UnicodeError:
+    except UnicodeError:  # Not always UnicodeEncodeError: `idna` raises the bare one.
         return None
 
 

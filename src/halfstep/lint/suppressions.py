@@ -16,8 +16,12 @@ from halfstep.lint.selection import RuleName, matches
 __all__ = ["Suppressions", "header_lines", "leading_suppressions", "read_suppressions"]
 
 # What any such comment contains. Most files have none, and are not taken apart to look for one.
-_MARK: Final = "halfstep:"
+_MARK: Final = re.compile(r"halfstep\s*:|halfstep\s+ignore", re.IGNORECASE)
 _COMMENT: Final = re.compile(r"#\s*halfstep:\s*(?P<word>[\w-]+)(?P<list>\s*\[[^\]]*\]?)?")
+# What looks like one and is none, so that somebody would wait for it to have an effect.
+_NEARLY: Final = re.compile(r"halfstep\s*:?\s*ignore(?:-file)?\s*\[|#[\s:!]*halfstep\s*:?\s*ignore(?:-file)?(?![\w-])", re.IGNORECASE)
+# What follows `ignore` where brackets were meant.
+_UNBRACKETED: Final = re.compile(r"(?P<sign>\s*[:=({<,.;/])?[\s'\"]*(?P<word>[\w-]+)?")
 _WORDS: Final = ("ignore", "ignore-file")
 _TRIVIA: Final = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING})
 
@@ -70,14 +74,14 @@ def read_suppressions(text: str, tree: ast.Module, *, known: Sequence[RuleName])
         >>> read_suppressions(text, ast.parse(text), known=[SYNTAX_ERROR]).cover("HS000", range(1, 2))
         True
     """
-    if _MARK not in text:
+    if not _MARK.search(text):
         return Suppressions()
     return _collected(_comments(text, _last_line_of_top(tree)), known)
 
 
 def leading_suppressions(text: str, *, known: Sequence[RuleName]) -> Suppressions:
     """Those in the comments that a file begins with: all that can be told of one that does not parse."""
-    if _MARK not in text:
+    if not _MARK.search(text):
         return Suppressions()
     comments = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -96,13 +100,20 @@ def header_lines(statement: ast.stmt, node: ast.AST) -> range:
         statement: The innermost statement around the finding.
         node: The part of it that is the finding.
     """
-    lines = [statement.lineno, getattr(node, "lineno", statement.lineno)]
+    line: int = getattr(node, "lineno", statement.lineno)
     body = getattr(statement, "body", None) or getattr(statement, "cases", None)
     if not body:
-        return range(min(lines), (statement.end_lineno or statement.lineno) + 1)
+        return range(min(line, statement.lineno), (statement.end_lineno or statement.lineno) + 1)
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    lines += [decorator.lineno for decorator in decorators]
-    return range(min(lines), max(_first_line(body[0]) - 1, statement.lineno) + 1)
+    first = min([line, statement.lineno, *(decorator.lineno for decorator in decorators)])
+    header = range(first, max(_first_line(body[0]) - 1, statement.lineno) + 1)
+    if line in header:
+        return header
+    # It stands in a header further below: that of a `case` or an `except`.
+    parts: list[ast.match_case | ast.ExceptHandler] = [*getattr(statement, "cases", []), *getattr(statement, "handlers", [])]
+    begins = [_first_line(part) for part in parts]
+    begin, part = max((pair for pair in zip(begins, parts, strict=True) if pair[0] <= line), key=lambda pair: pair[0], default=(line, None))
+    return range(begin, max(_first_line(part.body[0]) - 1 if part is not None else line, line) + 1)
 
 
 def _first_line(node: ast.AST) -> int:
@@ -128,7 +139,7 @@ def _comments(text: str, end_of_top: int | None) -> Iterator[_Comment]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             line = token.start[0]
-            if token.type == tokenize.COMMENT and _MARK in token.string:
+            if token.type == tokenize.COMMENT and _MARK.search(token.string):
                 is_near_top = end_of_top is None or line < end_of_top
                 yield _Comment(text=token.string, line=line, is_alone=line_with_code != line, is_near_top=is_near_top)
             elif token.type not in _TRIVIA:
@@ -142,7 +153,10 @@ def _collected(comments: Iterator[_Comment], known: Sequence[RuleName]) -> Suppr
     lines: list[tuple[int, frozenset[str]]] = []
     warnings: list[tuple[int, str]] = []
     for comment in comments:
-        for match in _COMMENT.finditer(comment.text):
+        matches = list(_COMMENT.finditer(comment.text))
+        if not matches and _NEARLY.search(comment.text):
+            warnings.append((comment.line, f"{_shortened(comment.text)} switches nothing off. Write # halfstep: ignore[{known[-1].code}]."))
+        for match in matches:
             codes, faults = _codes(match, comment, known)
             warnings += [(comment.line, fault) for fault in faults]
             if match["word"] == "ignore-file":
@@ -162,6 +176,9 @@ def _codes(match: re.Match[str], comment: _Comment, known: Sequence[RuleName]) -
         hint = did_you_mean(word, known=_WORDS)  # It may be a sentence about halfstep.
         return frozenset(), [f"# halfstep: {word} is no comment that halfstep lint knows.{hint}"] if hint else []
     if listed is None:
+        meant = _meant(comment.text[match.end() :], known)
+        if meant is not None:
+            return frozenset(), [f"{_shortened(comment.text[match.start() :])} switches nothing off. Write # halfstep: {word}[{meant}]."]
         return frozenset(rule.code for rule in known), []
     selectors = [selector.strip() for selector in listed.strip().strip("[]").split(",") if selector.strip()]
     if not listed.endswith("]") or not selectors:
@@ -169,11 +186,26 @@ def _codes(match: re.Match[str], comment: _Comment, known: Sequence[RuleName]) -
     codes = {selector: frozenset(rule.code for rule in known if matches(selector, rule)) for selector in selectors}
     names = [name for rule in known for name in (rule.code, rule.name)]
     faults = [
-        f"# halfstep: {word}[...] names {selector!r}, which is no rule.{did_you_mean(selector, known=names)}"
+        f"# halfstep: {word}[...] names {selector!r}, which is no rule."
+        f"{' Write a comma between two.' if ' ' in selector else did_you_mean(selector, known=names)}"
         for selector in selectors
         if not codes[selector]
     ]
     return frozenset().union(*codes.values()), faults
+
+
+def _meant(rest: str, known: Sequence[RuleName]) -> str | None:
+    """The rule that stands behind `ignore` without brackets; `None` where it is a reason, or nothing."""
+    match = _UNBRACKETED.match(rest)
+    word = (match and match["word"]) or ""
+    for rule in known:
+        if word.upper() == rule.code or word == rule.name:
+            return word
+    return known[-1].code if match and match["sign"] and word else None
+
+
+def _shortened(comment: str) -> str:
+    return comment if len(comment) <= 60 else f"{comment[:57]}..."
 
 
 def _misplaced(comment: _Comment, word: str) -> str:

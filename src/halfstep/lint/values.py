@@ -12,6 +12,7 @@ __all__ = [
     "Autocast",
     "Constant",
     "Dtype",
+    "Made",
     "Network",
     "Optimizer",
     "Routine",
@@ -168,4 +169,6 @@ class Routine:
     bound: bool = False
 
 
-Value: TypeAlias = Scaler | Autocast | Optimizer | Scheduler | Network | Dtype | Constant | Routine
+# What a call makes.
+Made: TypeAlias = Scaler | Autocast | Optimizer | Scheduler | Network
+Value: TypeAlias = Made | Dtype | Constant | Routine

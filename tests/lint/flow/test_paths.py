@@ -278,3 +278,51 @@ def test_no_scaler_and_no_region_means_no_traces() -> None:
 def test_what_is_recognized(text: str, kinds: list[str]) -> None:
     whole = "import torch\nscaler = torch.amp.GradScaler()\ndef f(loss, opt, ps, w, model):\n" + textwrap.indent(text, "    ")
     assert kinds in _kinds(whole)
+
+
+def test_what_was_assigned_is_known() -> None:
+    kinds = _kinds("""
+        import torch
+        def f(scaler, optimizer, loss, limit, ps):
+            norm = None
+            scaler.scale(loss).backward()
+            if limit:
+                scaler.unscale_(optimizer)
+                norm = torch.nn.utils.clip_grad_norm_(ps, limit)
+            if norm is None:
+                scaler.unscale_(optimizer)
+            scaler.update()
+    """)
+    assert sorted(kinds) == [["scaled backward", "unscale", "clip", "update"], ["scaled backward", "unscale", "update"]]
+
+
+def test_a_block_that_is_passed_over_may_change_names() -> None:
+    kinds = _kinds("""
+        def f(scaler, loss, amp):
+            if amp:
+                scaler.scale(loss).backward()
+            while other():
+                amp = False
+            if amp:
+                scaler.update()
+    """)
+    assert sorted(kinds) == [["scaled backward"], ["scaled backward", "update"], ["update"]]
+
+
+def test_a_call_makes_one_scaler_however_often_it_is_asked() -> None:
+    module = parse_module(
+        textwrap.dedent("""
+        import torch
+        class Trainer:
+            def train(self, params, loss):
+                params.amp = self.setup(params.amp)
+                with torch.autocast("cuda", enabled=params.amp):
+                    self.scaler.scale(loss).backward()
+                self.scaler.unscale_(self.optimizer)
+            def setup(self, on):
+                self.scaler = torch.amp.GradScaler("cuda", enabled=on)
+                return on
+        """)
+    )
+    (trace,) = module.traces
+    assert len({event.scaler for event in trace.events}) == 1

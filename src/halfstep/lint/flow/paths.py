@@ -114,7 +114,7 @@ class Walk:
         self._relevance = Relevance(module)
         self._conditions = Conditions(module)
         self._events: dict[tuple[object, ...], Event] = {}
-        self._stored: dict[Loop, frozenset[str]] = {}
+        self._stored: dict[ast.stmt, frozenset[str]] = {}
 
     def traces(self) -> list[Trace]:
         """What happens on each way through each function that no other one of this file calls."""
@@ -148,23 +148,38 @@ class Walk:
             if not going:
                 break
             ended = [way for way in ways if way.ending]
-            if self._relevance.marked(statement):
+            marked = self._relevance.marked(statement)
+            if marked:
                 going = self._statement(statement, frame, going)
-            changed = self._changed(statement)
+            changed = self._changed(statement, marked=marked)
             if changed:
                 going = [replace(way, assumptions=forget(way.assumptions, changed)) for way in going]
+                going = self._learned(statement, going)
             ways = _merged([*ended, *going])
         return ways
 
-    def _changed(self, statement: ast.stmt) -> frozenset[str]:
+    def _changed(self, statement: ast.stmt, *, marked: bool) -> frozenset[str]:
         """The names that a statement gives other values, besides those that its own branches deal with."""
-        if isinstance(statement, ast.Assign):
-            targets: list[ast.expr] = statement.targets
-        elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
-            targets = [statement.target]
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            return frozenset(name for target in targets for name in _stored(target))
+        # The branches of a block that holds no part of a step are passed over.
+        return self._all_stored(statement) if not marked and not isinstance(statement, ast.Expr) else frozenset()
+
+    def _learned(self, statement: ast.stmt, ways: list[_Way]) -> list[_Way]:
+        """What an assignment says about its target: that it is None, or true, or what clipping gives back."""
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            return ways
+        target, value = statement.targets[0], statement.value
+        if not isinstance(target, ast.Name | ast.Attribute):
+            return ways
+        if isinstance(value, ast.Constant) and (value.value is None or isinstance(value.value, bool)):
+            holds = bool(value.value)
+        elif (part := self._relevance.parts.get(value)) is not None and part.kind in (Kind.CLIP, Kind.NORM):
+            holds = True
         else:
-            return frozenset()
-        return frozenset(name for target in targets for name in _stored(target))
+            return ways
+        return [replace(way, assumptions=self._conditions.assume(target, way.assumptions, holds=holds)) for way in ways]
 
     def _statement(self, statement: ast.stmt, frame: _Frame, ways: list[_Way]) -> list[_Way]:
         if isinstance(statement, ast.If):
@@ -224,7 +239,7 @@ class Walk:
         if not isinstance(loop, ast.While):
             ways = self._expression(loop.iter, frame, ways)
         inner = replace(frame, loops=(*frame.loops, loop))
-        changed = self._loop_changed(loop)
+        changed = self._all_stored(loop)
         done: list[_Way] = []
         for iteration in range(2):
             ways = [replace(way, assumptions=repeatable(forget(way.assumptions, changed))) for way in ways]
@@ -243,13 +258,13 @@ class Walk:
         broken = self._note_loop(loop, Kind.LOOP_END, frame, [way for way in done if way.ending == "break"])
         return _merged([*left, *_resumed(broken, "break"), *(way for way in done if way.ending != "break")])
 
-    def _loop_changed(self, loop: Loop) -> frozenset[str]:
-        """The names that a loop gives other values in each iteration."""
-        if loop not in self._stored:
-            self._stored[loop] = frozenset(
-                name for node in ast.walk(loop) if isinstance(node, ast.Name | ast.Attribute) for name in _stored(node)
+    def _all_stored(self, statement: ast.stmt) -> frozenset[str]:
+        """The names that a statement and all that it holds give other values."""
+        if statement not in self._stored:
+            self._stored[statement] = frozenset(
+                name for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute) for name in _stored(node)
             )
-        return self._stored[loop]
+        return self._stored[statement]
 
     def _note_loop(self, loop: Loop, kind: Kind, frame: _Frame, ways: list[_Way]) -> list[_Way]:
         event = self._event(kind, loop, frame)
