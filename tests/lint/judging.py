@@ -6,7 +6,6 @@ import ast
 from collections.abc import Sequence
 
 from halfstep.lint.fixing import Checked, fix_text
-
 from halfstep.lint.module import parse_module
 from halfstep.lint.rules import RULES
 from halfstep.lint.rules.rule import AbstractRule, Finding

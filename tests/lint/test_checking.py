@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from halfstep.lint.rules.rule import AbstractRule, Safety
 from halfstep.lint.source import Change
 from halfstep.records import Violation
 from tests.lint.test_notebooks import code, document
-from tests.lint.toy_rules import BROKEN, TOYS
+from tests.lint.toy_rules import BROKEN, TOYS, Deep, Wordy
 
 SAFE: frozenset[Safety] = frozenset({"safe"})
 ANY: frozenset[Safety] = frozenset({"safe", "unsafe"})
@@ -164,8 +165,15 @@ class TestFixes:
         assert checked.rewriting is not None
         assert checked.rewriting.content == b"new_scaler\nundecided_scaler\nnew_scaler\n"
         assert checked.rewriting.changes == (
-            Change(label="a.py", before="old_scaler\nundecided_scaler\nold_scaler\n", after="new_scaler\nundecided_scaler\nnew_scaler\n"),
+            Change(label="a.py", before=b"old_scaler\nundecided_scaler\nold_scaler\n", after=b"new_scaler\nundecided_scaler\nnew_scaler\n"),
         )
+
+    def test_what_is_wrong_as_long_as_nothing_is_written_is_told(self) -> None:
+        checked = check("old_scaler\nundecided_scaler\n", allowed=SAFE)
+        unsaved = checked.unsaved("No space.")
+        assert found(unsaved) == ["HS901 1:1", "HS902 2:1"]
+        assert (unsaved.failures, unsaved.fixed, unsaved.rewriting, unsaved.unfixed) == (("No space.",), 0, None, ())
+        assert check("old_scaler\n").unfixed == ()
 
     def test_decisions_are_made_on_request(self) -> None:
         checked = check("old_scaler\nx = undecided_scaler\nundecided_scaler\n", allowed=ANY)
@@ -206,6 +214,22 @@ class TestNotebooks:
         checked = check(content, path="a.ipynb")
         assert found(checked) == ["HS901 2/2:1", "HS000 3/1:5", "HS901 4/1:1"]
 
+    def test_columns_and_lines_are_those_of_the_cell(self) -> None:
+        checked = check(document(code("x\n"), code(">>> x\n>>> old_scaler")), path="a.ipynb", rules=(Wordy(), *TOYS))
+        assert found(checked) == ["HS901 2/2:5", "HS908 2/2:5"]
+        assert checked.violations[1].message == "`old_scaler` of line 2."
+
+    @pytest.mark.parametrize(
+        "source", ["x\nhalf", "\thalf", ["import torch.cuda.a", "mp\n", "x"], ["", "half"], "\\u0068alf", "x\nh\\u0061lf", "x \\u001b half"]
+    )
+    def test_words_are_found_however_they_are_written(self, source: Any) -> None:
+        content = document(code(source), code("x = = 1")).replace(b"\\\\u", b"\\u")
+        assert found(check(content, path="a.ipynb"))[-1] == "HS000 2/1:5"
+
+    def test_one_without_a_word_is_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checking, "read_source", lambda *_, **__: pytest.fail("it was read"))
+        assert check(document(code("x\nexample\n'\x1b'")), path="a.ipynb") == CheckedFile(path="a.ipynb")
+
     def test_they_are_fixed_in_their_cell(self) -> None:
         content = document(code("%time x\nold_scaler"), code("y = = 1"), code(["old_scaler\n", "undecided_scaler"]))
         checked = check(content, path="a.ipynb", allowed=SAFE)
@@ -232,6 +256,13 @@ class TestFailures:
             r"a\.py: the rule HS906 failing failed: ZeroDivisionError: oh \(toy_rules\.py:\d+, in check\)\. "
             r"This is a bug in halfstep; please report it with the code\.",
             failure,
+        )
+
+    def test_code_that_is_nested_too_deeply_for_a_rule_is_a_failure_of_it(self) -> None:
+        checked = check("deep_scaler\nold_scaler\n", rules=(Deep(), *TOYS))
+        assert found(checked) == ["HS901 2:1"]
+        assert checked.failures == (
+            "a.py: the rule HS907 deep failed: code in it is nested too deeply. Take it apart, or leave the file out.",
         )
 
     def test_it_does_not_keep_others_from_being_fixed(self) -> None:

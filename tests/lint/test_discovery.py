@@ -100,7 +100,6 @@ def test_folders_are_looked_into_in_order(folder: Path, monkeypatch: pytest.Monk
         assert found(".") == ["a/link.py"]
 
 
-
 @final
 class Listing:
     """What a folder holds, in one order or the other."""
@@ -145,7 +144,9 @@ def test_what_is_in_a_folder_that_is_named_is_checked_though_the_folder_is_exclu
 
 @pytest.mark.parametrize("name", [*sorted(SKIPPED_FOLDERS), "environment"])
 def test_what_a_walk_does_not_come_to_is_left_out_on_request(folder: Path, name: str) -> None:
-    make(folder, f"{name}/a.py", f"sub/{name}/deep/b.py", "sub/c.py", f"file/{name}", "environment/pyvenv.cfg", "sub/environment/pyvenv.cfg")
+    make(
+        folder, f"{name}/a.py", f"sub/{name}/deep/b.py", "sub/c.py", f"file/{name}", "environment/pyvenv.cfg", "sub/environment/pyvenv.cfg"
+    )
     named = [f"{name}/a.py", f"sub/{name}/deep/b.py", f"sub/{name}", "sub/c.py", f"file/{name}"]
     assert found(*named, exclude_named=True) == [f"file/{name}", "sub/c.py"]
     assert found(*(folder / each for each in named), exclude_named=True) == [f"{folder}/file/{name}", f"{folder}/sub/c.py"]

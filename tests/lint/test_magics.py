@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.lint.magics import mask_cell, unmasked
+from halfstep.lint.magics import mask_cell, named, prefixed, unmasked
 
 M0, M1 = "__halfstep_magic_0__", "__halfstep_magic_1__"
 
@@ -43,6 +43,16 @@ M0, M1 = "__halfstep_magic_0__", "__halfstep_magic_1__"
         ("x = 'a\\\n% b'\n!ls", f"x = 'a\\\n% b'\n{M0}"),
         ("a %= 2\na != 3\n!ls", f"a %= 2\na != 3\n{M0}"),
         ("await f()\n!ls", f"await f()\n{M0}"),
+        (",f a b\n;f a\n/f 1,2\nx", f"{M0}\n{M1}\n__halfstep_magic_2__\nx"),
+        ("x = (1\n, 2\n/ 3)\n!ls", f"x = (1\n, 2\n/ 3)\n{M0}"),
+        ("f(torch.amp?\nx", f"{M0}\nx"),
+        ("x = 1  # why?\n!ls", f"x = 1  # why?\n{M0}"),
+        ("x = '''why?\n'''\n!ls", f"x = '''why?\n'''\n{M0}"),
+        ("x: list = !ls\n", f"x: list = {M0}\n"),
+        ("d[f(x)] = %sx ls\na.b(1).c = !ls -a", f"d[f(x)] = {M0}\na.b(1).c = {M1}"),
+        ("a, (b, *c) = !ls\nd[f(k=1), 'e=%'] = %sx ls", f"a, (b, *c) = {M0}\nd[f(k=1), 'e=%'] = {M1}"),
+        ("x = 'a=%s' % 3\nf(y='=!')\n!ls", f"x = 'a=%s' % 3\nf(y='=!')\n{M0}"),
+        ("x = y == 3\nx += 1 # = !ls\n!ls", f"x = y == 3\nx += 1 # = !ls\n{M0}"),
     ],
 )
 def test_magics_are_masked_and_come_back(text: str, masked: str | None) -> None:
@@ -55,6 +65,54 @@ def test_magics_are_masked_and_come_back(text: str, masked: str | None) -> None:
     ast.parse(cell.text)
     if cell.text.strip() or not text.strip():
         assert unmasked(cell.text, cell.hidden) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "prefixes"),
+    [
+        ("    x = 1\n    if x:\n        y\n", "x = 1\nif x:\n    y\n", ["    ", "    ", "    ", ""]),
+        ("\n\tx = 1\n  \n\ty", "\nx = 1\n  \ny", ["", "\t", "", "\t"]),
+        ("  x\n  !ls", f"x\n{M0}", ["  ", "  "]),
+        (">>> x = 1\n>>> if x:\n...     y\n", "x = 1\nif x:\n    y\n", [">>> ", ">>> ", "... ", ""]),
+        ("  >>> x = (\n  ...\n  ... )", "x = (\n\n)", ["  >>> ", "  ...", "  ... "]),
+        ("In [1]: x = 1\nIn [12]: if x:\n    ...:     y\n", "x = 1\nif x:\n    y\n", ["In [1]: ", "In [12]: ", "    ...: ", ""]),
+        ("In [1]: %time\nIn [2]: x = !ls", f"{M0}\nx = {M1}", ["In [1]: ", "In [2]: "]),
+        ("%%time\n>>> x = 1", f"{M0}\nx = 1", ["", ">>> "]),
+        ("    %%time\n    x = 1", f"{M0}\nx = 1", ["    ", "    "]),
+        ("    x\ny", "x\ny", ["    ", ""]),
+    ],
+)
+def test_prompts_and_the_indentation_of_a_cell_are_taken_away_and_come_back(text: str, code: str, prefixes: list[str]) -> None:
+    cell = mask_cell(text, first=0)
+    assert (cell.text, list(cell.prefixes), cell.error) == (code, prefixes, None)
+    whole = prefixed(cell.text, cell.prefixes)
+    assert whole is not None
+    assert unmasked(whole, cell.hidden) == text
+
+
+def test_prompts_in_a_text_are_left_alone() -> None:
+    text = "def f():\n    '''It is.\n\n    >>> f()\n    '''\n"
+    cell = mask_cell(f"{text}!ls", first=0)
+    assert (cell.text, cell.prefixes) == (f"{text}{M0}", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "prefixes", "whole"),
+    [
+        ("x\n\ny\n", ["  ", "  ", ""], "  x\n\n  y\n"),
+        ("x", ["  ", "  "], "  x"),
+        ("x\ny", [">>> ", "... "], ">>> x\n... y"),
+        ("x\ny", [">>> "], None),
+        ("x\ny", ["  ", "", "\t"], None),
+        ("x\ny", [], "x\ny"),
+    ],
+)
+def test_prefixes_come_back_where_it_is_clear_what_goes_where(text: str, prefixes: list[str], whole: str | None) -> None:
+    assert prefixed(text, prefixes) == whole
+
+
+def test_a_message_names_magics_as_they_are() -> None:
+    assert named(f"`x = {M0}` and {M1}", {0: "!ls"}) == f"`x = !ls` and {M1}"
 
 
 def test_columns_of_other_code_stay() -> None:
@@ -86,10 +144,13 @@ class TestPuttingBack:
         assert unmasked(M0, {0: r"!echo \1 \g<0>"}) == r"!echo \1 \g<0>"
 
 
-@given(text=st.text(st.sampled_from("%!?x=()\"'\\\n #:1"), max_size=30))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning")
+@given(text=st.text(st.sampled_from("%!?x=()\"'\\\n #:1>.,"), max_size=30))
 def test_any_text_is_masked_line_by_line(text: str) -> None:
     cell = mask_cell(text, first=3)
     assert cell.text.count("\n") == text.count("\n")
     ast.parse(cell.text)
     if cell.text.strip():
-        assert unmasked(cell.text, cell.hidden) == text
+        whole = prefixed(cell.text, cell.prefixes)
+        assert whole is not None
+        assert unmasked(whole, cell.hidden) == text

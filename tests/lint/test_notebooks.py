@@ -57,6 +57,30 @@ class TestReading:
         assert names == ["x", "y", "x"]
         assert notebook.place(len(notebook.text.split("\n")) - 1) == Place(line=1, cell=4)
 
+    def test_a_prompt_counts_for_columns(self) -> None:
+        notebook = read(code("x"), code(">>> if x:\n...     y"), code("  z\n\n  z"))
+        assert [notebook.indentation(line) for line in range(1, 10)] == [0, 0, 0, 4, 4, 0, 2, 0, 2]
+
+    @pytest.mark.parametrize(
+        ("message", "cell", "shown"),
+        [
+            ("It is in line 6.", 2, "It is in line 2."),
+            ("It is in line 6.", 1, "It is in line 2 of cell 2."),
+            ("The loop of line 2 (lines 5 and 6) ends.", 2, "The loop of line 1 of cell 1 (lines 1 and 2) ends."),
+            (
+                "Its uses in lines 2, 3, 5, 6 and 9 warn.",
+                4,
+                "Its uses in lines 1 and 2 of cell 1, lines 1 and 2 of cell 2 and line 2 warn.",
+            ),
+            ("`line 5` since line 5, of 65536 pipeline 5", 2, "`line 5` since line 1, of 65536 pipeline 5"),
+            ("`f(__halfstep_magic_0__)` reads it", 2, "`f(%time)` reads it"),
+            ("`it's", 2, "`it's"),
+        ],
+    )
+    def test_messages_name_lines_of_cells(self, message: str, cell: int, shown: str) -> None:
+        notebook = read(code("a\nb"), code("%time\nc"), markdown("# Title"), code("d\ne"))
+        assert notebook.shown(message, place=Place(line=1, cell=cell)) == shown
+
     @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
     def test_lines_may_end_in_any_way(self, newline: str) -> None:
         assert read(code(f"x = 1{newline}y = 2")).text == '"halfstep cell 1"\nx = 1\ny = 2\n'
@@ -127,10 +151,12 @@ class TestWriting:
         changed = rewritten(notebook, notebook.text.replace("x = 1", "x = 'ö'\nw = 2").replace("a = 1\n", ""))
         cells[1]["source"] = ["x = 'ö'\n", "w = 2\n", "%time y('é')\n", "z = 3"]
         cells[2]["source"] = "# ü\n"
-        assert changed.content == mark + document(*cells, **style)
+        assert (changed.original, changed.content) == (before, mark + document(*cells, **style))
         assert changed.changes == (
-            Change(label="a.ipynb:cell 2", before="x = 1\n%time y('é')\nz = 3", after="x = 'ö'\nw = 2\n%time y('é')\nz = 3"),
-            Change(label="a.ipynb:cell 3", before="a = 1\n# ü\n", after="# ü\n"),
+            Change(
+                label="a.ipynb:cell 2", before="x = 1\n%time y('é')\nz = 3".encode(), after="x = 'ö'\nw = 2\n%time y('é')\nz = 3".encode()
+            ),
+            Change(label="a.ipynb:cell 3", before="a = 1\n# ü\n".encode(), after="# ü\n".encode()),
         )
 
     def test_odd_json_stays_odd(self) -> None:
@@ -155,6 +181,16 @@ class TestWriting:
         assert json.loads(changed.content)["cells"][0]["source"] == expected
         assert changed.content == document(code(expected)) or not expected
 
+    @pytest.mark.parametrize("source", ["x = 1\n%a \ud800 é\n", ["x = 1\n", "%a \ud800 é\n"]])
+    def test_half_a_character_stays_escaped(self, source: Any) -> None:
+        plain = {"cells": [markdown("é"), code(source)]}
+        before = json.dumps(plain, ensure_ascii=False).replace("\ud800", "\\ud800").encode()
+        notebook = read_notebook(before, path="a.ipynb")
+        changed = rewritten(notebook, notebook.text.replace("x = 1", "x = 2"))
+        assert changed.content == before.replace(b"x = 1", b"x = 2")
+        (change,) = changed.changes
+        assert (change.before, change.after) == (b"x = 1\n%a \\ud800 \xc3\xa9\n", b"x = 2\n%a \\ud800 \xc3\xa9\n")
+
     def test_a_magic_moves_with_its_block(self) -> None:
         notebook = read(code("with a:\n    x\n    !ls"))
         changed = rewritten(notebook, notebook.text.replace("    __half", "__half"))
@@ -170,12 +206,23 @@ class TestWriting:
             ("__halfstep_magic_0__", "pass"),
             ("y = 2\n", "y = 2\n__halfstep_magic_0__\n"),
             ('"halfstep cell 3"\n\n', '"halfstep cell 3"\nx = 1\n'),
+            ("z\n", "z\nz\nz\n"),
         ],
     )
     def test_code_that_left_its_cell_cannot_be_put_back(self, old: str, new: str) -> None:
-        notebook = read(code("%time\nx = 1"), code("y = 2"), code("x = = 1"))
+        notebook = read(code("%time\nx = 1"), code("y = 2"), code("x = = 1"), code(">>> z"))
         assert old in notebook.text
         assert notebook.rewriting(notebook.text.replace(old, new)) is None
+
+    def test_an_indented_cell_stays_one(self) -> None:
+        notebook = read(code(["    if a:\n", "        b\n", "\n", "    !ls"]))
+        changed = rewritten(notebook, notebook.text.replace("    b\n", "    b\nc\n"))
+        assert json.loads(changed.content)["cells"][0]["source"] == ["    if a:\n", "        b\n", "    c\n", "\n", "    !ls"]
+
+    def test_prompts_stay(self) -> None:
+        notebook = read(code(">>> if a:\n...     b\n"))
+        changed = rewritten(notebook, notebook.text.replace("    b", "    c"))
+        assert json.loads(changed.content)["cells"][0]["source"] == ">>> if a:\n...     c\n"
 
     def test_a_missing_last_line_end_is_no_change(self) -> None:
         notebook = read(code("x = 1"))
@@ -202,7 +249,7 @@ def test_the_same_code_comes_back_byte_for_byte(content: bytes) -> None:
     notebook = read_notebook(content, path="a.ipynb")
     if notebook.text:
         ast.parse(notebook.text)
-    assert rewritten(notebook, notebook.text) == Rewriting(content=content, changes=())
+    assert rewritten(notebook, notebook.text) == Rewriting(original=content, content=content, changes=())
 
 
 @given(content=notebooks())

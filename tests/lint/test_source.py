@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import codecs
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.lint.source import Change, Fault, Place, Rewriting, read_script, with_newlines
+from halfstep.lint.source import Change, Fault, Place, Rewriting, read_content, read_script, with_newlines
 
 NEWLINES = ["\n", "\r\n", "\r"]
 
@@ -17,6 +18,12 @@ NEWLINES = ["\n", "\r\n", "\r"]
 def lines() -> st.SearchStrategy[str]:
     """Lines of text that every encoding below can write."""
     return st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.sampled_from("\t\f"), max_size=8)
+
+
+def test_a_closed_standard_input_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(OSError, match="standard input is closed"):
+        read_content(None)
 
 
 class TestDecoding:
@@ -63,13 +70,15 @@ class TestRewriting:
     def test_nothing_but_the_text_changes(self) -> None:
         content = codecs.BOM_UTF8 + "# é\r\nx = 1\r\n".encode()
         script = read_script(content, path="a.py")
+        changed = codecs.BOM_UTF8 + "# é\r\ny = 2\r\n".encode()
         assert script.rewriting("# é\ny = 2\n") == Rewriting(
-            content=codecs.BOM_UTF8 + "# é\r\ny = 2\r\n".encode(),
-            changes=(Change(label="a.py", before="# é\nx = 1\n", after="# é\ny = 2\n"),),
+            original=content, content=changed, changes=(Change(label="a.py", before=content, after=changed),)
         )
 
-    def test_a_character_that_the_encoding_lacks_cannot_be_written(self) -> None:
-        assert read_script(b"# coding: ascii\nx = 1\n", path="a.py").rewriting("# coding: ascii\nx = 'ü'\n") is None
+    @pytest.mark.parametrize(("encoding", "lacking"), [("ascii", "ü"), ("idna", "ü" * 99)])
+    def test_a_character_that_the_encoding_lacks_cannot_be_written(self, encoding: str, lacking: str) -> None:
+        script = read_script(f"# coding: {encoding}\nx = 1\n".encode(), path="a.py")
+        assert script.rewriting(f"# coding: {encoding}\nx = '{lacking}'\n") is None
 
     def test_an_encoding_that_does_not_come_back_is_not_written(self) -> None:
         content = b"# coding: utf-7\nx = 'a+AGE-b'\n"  # An escaped letter, which nobody would escape.

@@ -39,6 +39,9 @@ class TestOneLine:
             ("# halfstep: ignore[ALL]", EVERY),
             ("# halfstep: ignore", EVERY),
             ("# halfstep: ignore because it is wanted", EVERY),
+            ("# halfstep: ignore (it is wanted)", EVERY),
+            ("# halfstep: ignore -- HS is wanted", EVERY),
+            ("# halfstep: ignore  # HS002", EVERY),
             ("# halfstep: ignore[HS002] because it is wanted", {"HS002"}),
             ("# noqa: E501 # halfstep: ignore[HS002]", {"HS002"}),
             ("# halfstep: ignore[HS002] # halfstep: ignore[HS001]", {"HS001", "HS002"}),
@@ -59,6 +62,32 @@ class TestOneLine:
             ("# halfstep: ignored", "# halfstep: ignored is no comment that halfstep lint knows. Did you mean 'ignore'"),
             ("# halfstep: ignroe[HS002]", "# halfstep: ignroe is no comment that halfstep lint knows. Did you mean 'ignore'?"),
             ("# halfstep: ignore[HS099]", "# halfstep: ignore[...] names 'HS099', which is no rule. Did you mean 'HS00"),
+            (
+                "# halfstep: ignore[HS001 HS002]",
+                "# halfstep: ignore[...] names 'HS001 HS002', which is no rule. Write a comma between two.",
+            ),
+            ("# halfstep: ignore HS002", "# halfstep: ignore HS002 switches nothing off. Write # halfstep: ignore[HS002]."),
+            (
+                "# halfstep: ignore  clip_before_unscale",
+                "# halfstep: ignore  clip_before_unscale switches nothing off. Write # halfstep: ignore[clip",
+            ),
+            (
+                "# halfstep: ignore hs002, because",
+                "# halfstep: ignore hs002, because switches nothing off. Write # halfstep: ignore[hs002].",
+            ),
+            ("# halfstep: ignore HS042", "# halfstep: ignore HS042 switches nothing off. Write # halfstep: ignore[HS018]."),
+            ("# halfstep: ignore: HS002", "# halfstep: ignore: HS002 switches nothing off. Write # halfstep: ignore[HS002]."),
+            ("# halfstep: ignore(HS002)", "# halfstep: ignore(HS002) switches nothing off. Write # halfstep: ignore[HS002]."),
+            ("# halfstep: ignore (HS002)", "# halfstep: ignore (HS002) switches nothing off. Write # halfstep: ignore[HS002]."),
+            ("# halfstep: ignore=HS0", "# halfstep: ignore=HS0 switches nothing off. Write # halfstep: ignore[HS018]."),
+            ("# halfstep: ignore: it is wanted", "# halfstep: ignore: it is wanted switches nothing off. Write # halfstep: ignore[HS018]."),
+            ("# Halfstep: ignore[HS002]", "# Halfstep: ignore[HS002] switches nothing off. Write # halfstep: ignore[HS018]."),
+            ("# halfstep : ignore[HS002]", "# halfstep : ignore[HS002] switches nothing off."),
+            ("# halfstep ignore[HS002]", "# halfstep ignore[HS002] switches nothing off."),
+            ("# halfstep ignore", "# halfstep ignore switches nothing off."),
+            ("#: halfstep: ignore[HS002]", "#: halfstep: ignore[HS002] switches nothing off."),
+            ("# noqa: E501 halfstep: ignore[HS002]", "# noqa: E501 halfstep: ignore[HS002] switches nothing off."),
+            (f"# HALFSTEP: ignore[HS002] {'x' * 99}", f"# HALFSTEP: ignore[HS002] {'x' * 31}... switches nothing off."),
             ("# halfstep: ignore[clip]", "# halfstep: ignore[...] names 'clip', which is no rule."),
         ],
     )
@@ -83,6 +112,8 @@ class TestOneLine:
             "x = f'# halfstep: ignore {1}'\n",
             "x = 1  # halfstep: see docs/rules\n",
             "x = 1  # is halfstep: ignore\n",
+            "x = 1  # halfstep ignores this\n",
+            "x = 1  # halfstep\n",
             "x = 1\n",
         ],
     )
@@ -122,6 +153,11 @@ class TestWholeFile:
     def test_everything(self) -> None:
         assert read("# halfstep: ignore-file\nx = 1\n").file == EVERY
 
+    def test_a_list_without_brackets_is_told_and_switches_nothing_off(self) -> None:
+        found = read("# halfstep: ignore-file HS002\nx = 1\n")
+        assert found.file == frozenset()
+        assert found.warnings == ((1, "# halfstep: ignore-file HS002 switches nothing off. Write # halfstep: ignore-file[HS002]."),)
+
     @pytest.mark.parametrize("text", ["x = 1\n# halfstep: ignore-file\n", "@decorated\n# halfstep: ignore-file\ndef f(): pass\n"])
     def test_below_the_first_statement_it_has_no_effect_and_says_so(self, text: str) -> None:
         found = read(text)
@@ -151,6 +187,12 @@ class TestHeaders:
             ("try:\n    FIND\nfinally:\n    y\n", (2, 2)),
             ("match FIND:\n    case 1:\n        y\n", (1, 1)),
             ("f(lambda: (\n    FIND))\n", (1, 2)),
+            ("match a:\n    case 1 if FIND:\n        y\n    case 2:\n        y\n", (2, 2)),
+            ("match a:\n    case 1:\n        y\n    case (\n        2\n    ) if FIND:\n        y\n", (4, 6)),
+            ("match a:\n    case 1 if FIND: y\n", (2, 2)),
+            ("try:\n    y\nexcept FIND:\n    y\nexcept z:\n    y\n", (3, 3)),
+            ("try:\n    y\nexcept z:\n    y\nexcept (\n    z,\n    FIND,\n):\n    y\n", (5, 8)),
+            ("try: y\nexcept FIND: y\n", (2, 2)),
         ],
     )
     def test_lines(self, text: str, lines: tuple[int, int]) -> None:

@@ -10,7 +10,7 @@ from halfstep.lint.edits import ReplaceExpression
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
-__all__ = ["BROKEN", "TOYS"]
+__all__ = ["BROKEN", "TOYS", "Deep", "Wordy"]
 
 
 def named(module: Module, name: str) -> Iterator[ast.Name]:
@@ -124,6 +124,40 @@ class Failing(AbstractRule):
         for node in named(module, "failing_scaler"):
             yield Finding(node=node, message="It fails.")
             raise ZeroDivisionError("oh")
+
+
+@final
+class Deep(AbstractRule):
+    """It goes deeper than Python lets it."""
+
+    code = "HS907"
+    name = "deep"
+    severity = "error"
+    summary = "A rule that goes deep."
+    explanation = "It goes deep."
+    bad: ClassVar[tuple[Bad, ...]] = ()
+    good: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, module: Module) -> Iterator[Finding]:
+        for _ in named(module, "deep_scaler"):
+            yield from self.check(module)
+
+
+@final
+class Wordy(AbstractRule):
+    """It names lines."""
+
+    code = "HS908"
+    name = "wordy"
+    severity = "error"
+    summary = "A rule that names lines."
+    explanation = "It names lines."
+    bad: ClassVar[tuple[Bad, ...]] = ()
+    good: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, module: Module) -> Iterator[Finding]:
+        for node in named(module, "old_scaler"):
+            yield Finding(node=node, message=f"`{node.id}` of line {node.lineno}.")
 
 
 TOYS = (OldName(), Undecided(), Talkative(), Odd())

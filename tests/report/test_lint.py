@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from rich.console import Console
 
 from halfstep.records import RuleRecord, Violation
 from halfstep.report.lint import (
-    diff_text,
+    difference,
     finding_line,
     findings_json,
     github_lines,
@@ -208,7 +211,13 @@ class TestSarif:
 
     @pytest.mark.parametrize(
         ("path", "uri"),
-        [("a b/ü#.py", "a%20b/%C3%BC%23.py"), ("/tmp/a b.py", "file:///tmp/a%20b.py"), ("../a.py", "../a.py"), ("-", "-")],
+        [
+            ("a b/ü#.py", "a%20b/%C3%BC%23.py"),
+            ("a\udcff.py", "a%FF.py"),
+            ("/tmp/a b.py", "file:///tmp/a%20b.py"),
+            ("../a.py", "../a.py"),
+            ("-", "-"),
+        ],
     )
     def test_paths_are_uris(self, path: str, uri: str) -> None:
         assert self.places(replace(SAFE, path=path))[0]["artifactLocation"] == {"uri": uri}
@@ -249,13 +258,30 @@ def test_rules_are_listed_in_columns() -> None:
 
 class TestDifferences:
     def test_only_what_is_near_a_change_is_shown(self) -> None:
-        before = "".join(f"{number}\n" for number in range(20))
-        assert diff_text("a.py", before, before.replace("10\n", "x\n")) == (
-            "--- a.py\n+++ a.py\n@@ -8,7 +8,7 @@\n 7\n 8\n 9\n-10\n+x\n 11\n 12\n 13\n"
+        before = b"".join(b"%d\n" % number for number in range(20))
+        assert difference("a.py", before, before.replace(b"10\n", b"x\n")) == (
+            b"--- a.py\n+++ a.py\n@@ -8,7 +8,7 @@\n 7\n 8\n 9\n-10\n+x\n 11\n 12\n 13\n"
         )
 
     def test_nothing(self) -> None:
-        assert diff_text("a.py", "x\n", "x\n") == ""
+        assert difference("a.py", b"x\n", b"x\n") == b""
 
-    def test_form_feeds_end_no_line(self) -> None:
-        assert "-a\x0cb\n+a\x0cc\n" in diff_text("a.py", "a\x0cb\n", "a\x0cc\n")
+    def test_only_line_feeds_end_lines(self) -> None:
+        assert b"-a\x0cb\rc\r\n+a\x0cb\rd\r\n" in difference("a.py", b"a\x0cb\rc\r\n", b"a\x0cb\rd\r\n")
+
+    @pytest.mark.parametrize("name", ["a b.py", "a\tb.py", "a\nb.py", 'a"b.py', "a\\b.py", "ü.py", "\udcff.py", "\x1b[1m.py"])
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (b"\xef\xbb\xbfx = 1\r\ny\r\n", b"\xef\xbb\xbfx = 2\r\ny\r\n"),
+            (b"x\ry\rz", b"x\rz\rz"),
+            (b"# coding: latin-1\n# \xe9\nx\n", b"# coding: latin-1\n# \xe9\ny\nz"),
+            (b"x\r\ny\nz", b"x\ny\r\nz\n"),
+        ],
+    )
+    def test_they_can_be_applied(self, tmp_path: Path, name: str, before: bytes, after: bytes) -> None:
+        (tmp_path / name).write_bytes(before)
+        shown = difference(name, before, after)
+        done = subprocess.run(["patch", "-p0"], input=shown, check=False, timeout=60, capture_output=True, cwd=tmp_path)
+        assert (done.returncode, (tmp_path / name).read_bytes()) == (0, after), done.stdout
+        assert os.listdir(os.fsencode(tmp_path)) == [os.fsencode(name)]

@@ -11,20 +11,20 @@ from typing import Any, Final, final
 import click
 
 from halfstep.cli.exit_codes import ExitCode
-from halfstep.cli.lint_output import print_findings, tell, write
+from halfstep.cli.lint_output import print_findings, tell, write, write_code
 from halfstep.errors import ConfigurationError
 from halfstep.files import rewrite
 from halfstep.lint.batches import Job, check_files
 from halfstep.lint.checking import CheckedFile, RuleBook, check_content
 from halfstep.lint.configuration import Configuration, Configurations
-from halfstep.lint.discovery import find_files
+from halfstep.lint.discovery import find_files, is_left_out
 from halfstep.lint.pages import explained, rule_records
 from halfstep.lint.rules import RULES
 from halfstep.lint.rules.rule import Safety
 from halfstep.lint.selection import Selection, check_selectors, known_rules, selected_codes
 from halfstep.lint.source import Change, read_content
 from halfstep.records import Violation
-from halfstep.report.lint import diff_text, rule_lines
+from halfstep.report.lint import difference, rule_lines
 
 __all__ = ["lint_command"]
 
@@ -45,7 +45,7 @@ class _Settings:
         selection: Which rules are on.
         format: How findings are written.
         statistics: Whether they are counted only.
-        force_exclude: Whether files that are named are left out, too, where the configuration excludes them.
+        force_exclude: Whether what is named is left out, too, where a walk would leave it out.
     """
 
     fix: bool
@@ -105,7 +105,7 @@ class _Tally:
 @click.option("--explain", metavar="RULE", help="Print all that there is to say about a rule.")
 @click.option("--list-rules", is_flag=True, help="Print all rules, each in a line.")
 @click.option("--stdin-filename", metavar="FILE", help="What the code on standard input is called.")
-@click.option("--force-exclude", is_flag=True, help="Leave excluded files out even if they are named.")
+@click.option("--force-exclude", is_flag=True, help="Leave out what is excluded, and what a walk passes over, even if it is named.")
 @click.pass_context
 def lint_command(context: click.Context, /, paths: tuple[str, ...], explain: str | None, *, list_rules: bool, **options: Any) -> None:
     """Find mistakes in mixed-precision code: clipping before unscaling, a scaler that is never saved, an update that is missing.
@@ -141,16 +141,16 @@ def lint_command(context: click.Context, /, paths: tuple[str, ...], explain: str
 
     \b
     Exit codes: 0 nothing is wrong, 1 there are findings, or with --fix some are left,
-    2 a file could not be read or a setting is wrong, 130 Ctrl-C.
+    2 something could not be read or written, or a setting is wrong, 130 Ctrl-C.
     """  # noqa: D301 - click reads \\b as "keep these lines"
     if explain is not None:
-        write(explained(explain, RULES))
+        write(explained(explain, RULES), sys.stdout)
         context.exit(ExitCode.FINE)
     if list_rules:
-        write("".join(f"{line}\n" for line in rule_lines(rule_records(RULES))))
+        write("".join(f"{line}\n" for line in rule_lines(rule_records(RULES))), sys.stdout)
         context.exit(ExitCode.FINE)
     name = options.pop("stdin_filename")
-    selection = Selection(select=_words(options.pop("select")) or None, ignore=_words(options.pop("ignore")))
+    selection = Selection(select=_words(select) if (select := options.pop("select")) else None, ignore=_words(options.pop("ignore")))
     settings = _Settings(selection=selection, **options)
     _check_settings(settings)
     if _STANDARD_INPUT in paths or (name is not None and not paths):
@@ -166,6 +166,8 @@ def _words(values: Sequence[str]) -> tuple[str, ...]:
 
 def _check_settings(settings: _Settings) -> None:
     known = known_rules(RULES)
+    if settings.selection.select == ():
+        raise click.UsageError("--select names no rule. Name some, or ALL, or leave --select out for errors and warnings.")
     check_selectors(settings.selection.select or (), known=known, where="--select")
     check_selectors(settings.selection.ignore, known=known, where="--ignore")
     if settings.diff and (settings.format != "text" or settings.statistics):
@@ -176,12 +178,10 @@ def _check_settings(settings: _Settings) -> None:
 
 def _lint_paths(paths: Sequence[Path], settings: _Settings) -> ExitCode:
     configurations = Configurations(known_rules(RULES))
-    discovery = find_files(paths, is_excluded=lambda path: configurations.of(path).excludes(path), exclude_named=settings.force_exclude)
-    for folder in discovery.unread:
-        tell(f"warning: cannot look into {folder}")
-    if not discovery.files:
+    discovery = find_files(paths, is_excluded=configurations.excludes, exclude_named=settings.force_exclude)
+    tally = _Tally(failures=[f"Cannot look into {folder}." for folder in discovery.unread])
+    if not discovery.files and not discovery.unread:
         tell(f"warning: there is no Python file to check in {', '.join(map(str, paths))}")
-    tally = _Tally()
     for checked in check_files(list(_jobs(discovery.files, configurations, settings)), RULES):
         tally.add(_saved(checked, settings))
     return _conclude(tally, settings, is_code_printed=False)
@@ -197,29 +197,34 @@ def _saved(checked: CheckedFile, settings: _Settings) -> CheckedFile:
     """Writes what was fixed; what cannot be written is a failure."""
     if checked.rewriting is None or settings.diff:
         return checked
+    path = Path(checked.path)
     try:
-        rewrite(Path(checked.path), checked.rewriting.content)
-    except ConfigurationError as error:
-        return CheckedFile(path=checked.path, violations=checked.violations, failures=(*checked.failures, str(error)))
+        if read_content(path) != checked.rewriting.original:
+            return checked.unsaved(f"{path} was changed while it was checked, and is not fixed. Check it again.")
+        rewrite(path, checked.rewriting.content)
+    except (ConfigurationError, OSError) as error:
+        return checked.unsaved(str(error) if isinstance(error, ConfigurationError) else f"Cannot read {path}: {error.strerror or error}.")
     return checked
 
 
 def _lint_standard_input(name: str | None, settings: _Settings) -> ExitCode:
     path = Path(name or _STANDARD_INPUT)
-    configuration = Configurations(known_rules(RULES)).of(path)
-    content = read_content(None)
+    configurations = Configurations(known_rules(RULES))
+    configuration = configurations.of(path)
+    try:
+        content = read_content(None)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read code: {error.strerror or error}.") from error
     tally = _Tally()
     fixed = content
-    if not (settings.force_exclude and name is not None and configuration.excludes(path)):
+    if not (settings.force_exclude and name is not None and is_left_out(path, is_excluded=configurations.excludes)):
         book = RuleBook(rules=RULES, codes=settings.codes(configuration, path))
         checked = check_content(content, path=str(path), book=book, allowed=settings.allowed(configuration))
         tally.add(checked)
         fixed = checked.rewriting.content if checked.rewriting is not None else content
     is_code_printed = settings.fix and not settings.diff
     if is_code_printed:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(fixed)
-        sys.stdout.buffer.flush()
+        write_code(fixed, sys.stdout)
     return _conclude(tally, settings, is_code_printed=is_code_printed)
 
 
@@ -227,7 +232,7 @@ def _conclude(tally: _Tally, settings: _Settings, *, is_code_printed: bool) -> E
     """Prints what was found; beside code on standard output, on standard error."""
     stream = sys.stderr if is_code_printed else sys.stdout
     if settings.diff:
-        write("".join(diff_text(change.label, change.before, change.after) for change in tally.changes))
+        write_code(b"".join(difference(change.label, change.before, change.after) for change in tally.changes), sys.stdout)
         left = f"{len(tally.violations)} would be left; halfstep lint shows them" if tally.violations else "none would be left"
         tell(f"{tally.fixed} finding{'s' * (tally.fixed != 1)} would be fixed, {left}.")
     else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 import halfstep
+from halfstep.errors import ConfigurationError
 from halfstep.lint.pages import rule_page, rule_records
 from halfstep.lint.rules import RULES
 from halfstep.records import Violation
@@ -22,13 +25,13 @@ from halfstep.report.lint import (
     summary_text,
 )
 
-__all__ = ["print_findings", "tell", "write"]
+__all__ = ["print_findings", "tell", "write", "write_code"]
 
 
 def print_findings(
     violations: Sequence[Violation],
     *,
-    stream: TextIO,
+    stream: TextIO | None,
     format: str,
     statistics: bool,
     files: int,
@@ -39,7 +42,7 @@ def print_findings(
 
     Args:
         violations: The findings.
-        stream: Where to.
+        stream: Where to; `None` where it is closed.
         format: `text`, `json`, `github` or `sarif`.
         statistics: Whether findings are counted only.
         files: How many files were checked.
@@ -47,7 +50,7 @@ def print_findings(
         failures: What could not be checked.
     """
     if format == "text":
-        if stream.isatty() and not statistics:
+        if stream is not None and stream.isatty() and not statistics:
             _print_styled(violations, stream)
         else:
             lines = statistics_lines(violations) if statistics else map(finding_line, violations)
@@ -62,13 +65,39 @@ def tell(message: str) -> None:
     write(f"halfstep: {printable(message)}\n", sys.stderr)
 
 
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Writes text, by default to standard output; what its encoding lacks is escaped, and a reader that has left is no error."""
-    stream = sys.stdout if stream is None else stream
+def write(text: str, stream: TextIO | None) -> None:
+    """Writes text; what the encoding lacks is escaped, a stream that is closed takes nothing, and a reader that has left is no error."""
+    if stream is None:  # So it is in a process that was started without one.
+        return
     encoding = stream.encoding or "utf-8"
-    try:
+    with _left_alone(stream):
         stream.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
         stream.flush()
+
+
+def write_code(code: bytes, stream: TextIO | None) -> None:
+    """Writes code as it lies in files, byte for byte; a terminal gets nothing that could change it.
+
+    Raises:
+        ConfigurationError: The stream is closed, so that the code would be lost.
+    """
+    if stream is None:
+        raise ConfigurationError("Cannot write code: standard output is closed.")
+    if stream.isatty():
+        text = code.decode(errors="backslashreplace")
+        write(re.sub(r"[^\t\n]", lambda character: printable(character[0]), text), stream)
+        return
+    with _left_alone(stream):
+        stream.flush()
+        stream.buffer.write(code)
+        stream.buffer.flush()
+
+
+@contextmanager
+def _left_alone(stream: TextIO) -> Iterator[None]:
+    """Lets a reader leave before all is written."""
+    try:
+        yield
     except BrokenPipeError:
         # Python flushes once more when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

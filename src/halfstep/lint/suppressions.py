@@ -21,7 +21,8 @@ _COMMENT: Final = re.compile(r"#\s*halfstep:\s*(?P<word>[\w-]+)(?P<list>\s*\[[^\
 # What looks like one and is none, so that somebody would wait for it to have an effect.
 _NEARLY: Final = re.compile(r"halfstep\s*:?\s*ignore(?:-file)?\s*\[|#[\s:!]*halfstep\s*:?\s*ignore(?:-file)?(?![\w-])", re.IGNORECASE)
 # What follows `ignore` where brackets were meant.
-_UNBRACKETED: Final = re.compile(r"(?P<sign>\s*[:=({<,.;/])?[\s'\"]*(?P<word>[\w-]+)?")
+_UNBRACKETED: Final = re.compile(r"(?P<sign>[:=({<])?[^\w#]*(?P<word>\w+)?")
+_CODE: Final = re.compile(r"HS\d+", re.IGNORECASE)
 _WORDS: Final = ("ignore", "ignore-file")
 _TRIVIA: Final = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING})
 
@@ -109,11 +110,17 @@ def header_lines(statement: ast.stmt, node: ast.AST) -> range:
     header = range(first, max(_first_line(body[0]) - 1, statement.lineno) + 1)
     if line in header:
         return header
-    # It stands in a header further below: that of a `case` or an `except`.
+    return next((lines for lines in _lower_headers(statement) if line in lines), range(line, line + 1))
+
+
+def _lower_headers(statement: ast.stmt) -> Iterator[range]:
+    """The lines of each `case` and `except` of a statement, from behind what is above them up to their colon."""
     parts: list[ast.match_case | ast.ExceptHandler] = [*getattr(statement, "cases", []), *getattr(statement, "handlers", [])]
-    begins = [_first_line(part) for part in parts]
-    begin, part = max((pair for pair in zip(begins, parts, strict=True) if pair[0] <= line), key=lambda pair: pair[0], default=(line, None))
-    return range(begin, max(_first_line(part.body[0]) - 1 if part is not None else line, line) + 1)
+    above: ast.AST = statement.subject if isinstance(statement, ast.Match) else getattr(statement, "body", [statement])[-1]
+    for part in parts:
+        begin: int = getattr(above, "end_lineno", 0) + 1
+        yield range(begin, max(_first_line(part.body[0]) - 1, begin) + 1)
+        above = part.body[-1]
 
 
 def _first_line(node: ast.AST) -> int:
@@ -153,10 +160,10 @@ def _collected(comments: Iterator[_Comment], known: Sequence[RuleName]) -> Suppr
     lines: list[tuple[int, frozenset[str]]] = []
     warnings: list[tuple[int, str]] = []
     for comment in comments:
-        matches = list(_COMMENT.finditer(comment.text))
-        if not matches and _NEARLY.search(comment.text):
+        found = list(_COMMENT.finditer(comment.text))
+        if not found and _NEARLY.search(comment.text):
             warnings.append((comment.line, f"{_shortened(comment.text)} switches nothing off. Write # halfstep: ignore[{known[-1].code}]."))
-        for match in matches:
+        for match in found:
             codes, faults = _codes(match, comment, known)
             warnings += [(comment.line, fault) for fault in faults]
             if match["word"] == "ignore-file":
@@ -197,11 +204,10 @@ def _codes(match: re.Match[str], comment: _Comment, known: Sequence[RuleName]) -
 def _meant(rest: str, known: Sequence[RuleName]) -> str | None:
     """The rule that stands behind `ignore` without brackets; `None` where it is a reason, or nothing."""
     match = _UNBRACKETED.match(rest)
-    word = (match and match["word"]) or ""
-    for rule in known:
-        if word.upper() == rule.code or word == rule.name:
-            return word
-    return known[-1].code if match and match["sign"] and word else None
+    sign, word = (match["sign"], match["word"] or "") if match is not None else (None, "")
+    if any(word.upper() == rule.code or word == rule.name for rule in known):
+        return word
+    return known[-1].code if sign or _CODE.fullmatch(word) else None
 
 
 def _shortened(comment: str) -> str:

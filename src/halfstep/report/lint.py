@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import unified_diff
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "diff_text",
+    "difference",
     "finding_line",
     "findings_json",
     "github_lines",
@@ -29,6 +29,8 @@ __all__ = [
     "summary_text",
 ]
 
+# Bytes of a name that would end it, or its line, in a difference.
+_ODD_BYTES: Final = re.compile(rb'[\x00-\x1f\x7f"\\]')
 _MARKS: Final = MappingProxyType({"safe": " [fixable]", "unsafe": " [fixable with --unsafe-fixes]", None: ""})
 _GITHUB_LEVELS: Final[Mapping[Severity, str]] = MappingProxyType({"error": "error", "warning": "warning", "info": "notice"})
 # Where GitHub's workflow commands end a message, and where a property of it.
@@ -158,16 +160,16 @@ def rule_lines(rules: Sequence[RuleRecord]) -> Iterator[str]:
         yield f"{rule.code}  {rule.severity:<7}  {rule.name:<{names}}  {rule.summary}"
 
 
-def diff_text(label: str, before: str, after: str) -> str:
-    r"""The difference between two texts, as `diff -u` and `git diff` show it.
+def difference(label: str, before: bytes, after: bytes) -> bytes:
+    r"""The difference between two files, as `diff -u` and `git diff` show it, byte for byte, so that it can be applied.
 
     Args:
-        label: What the texts are of.
-        before: The old text.
-        after: The new text.
+        label: What they are called.
+        before: The old file.
+        after: The new file.
 
     Example:
-        >>> print(diff_text("train.py", "a = 1", "a = 2"), end="")
+        >>> print(difference("train.py", b"a = 1", b"a = 2").decode(), end="")
         --- train.py
         +++ train.py
         @@ -1 +1 @@
@@ -176,8 +178,11 @@ def diff_text(label: str, before: str, after: str) -> str:
         +a = 2
         \ No newline at end of file
     """
-    lines = unified_diff(_lines(before), _lines(after), label, label)
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    from difflib import diff_bytes, unified_diff  # noqa: PLC0415 - only where somebody asks for it
+
+    name = _diff_name(label)
+    lines = diff_bytes(unified_diff, _lines(before), _lines(after), name, name)
+    return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
 
 
 def printable(text: str) -> str:
@@ -185,9 +190,17 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _lines(text: str) -> list[str]:
-    # Not splitlines(): it also breaks at form feeds and other characters that end no line.
-    return [line for line in re.split(r"(?<=\n)", text) if line]
+def _lines(content: bytes) -> list[bytes]:
+    # As `patch` sees them. Not splitlines(): it breaks at carriage returns, too.
+    return [line for line in re.split(rb"(?<=\n)", content) if line]
+
+
+def _diff_name(label: str) -> bytes:
+    """A name as git writes it in differences: in quotes if it would not stay in its line, and with a tab behind it if it has blanks."""
+    name = os.fsencode(label)
+    if _ODD_BYTES.search(name):
+        return b'"%s"' % _ODD_BYTES.sub(lambda odd: b"\\%03o" % odd[0][0], name)
+    return name + b"\t" * (b" " in name)
 
 
 def _plain(violation: Violation) -> dict[str, Any]:

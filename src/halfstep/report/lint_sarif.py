@@ -6,6 +6,7 @@ The format is that of https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -79,4 +80,4 @@ def _result(violation: Violation, rule: RuleRecord, place: int) -> dict[str, Any
 
 
 def _uri(path: str) -> str:
-    return Path(path).as_uri() if Path(path).is_absolute() else quote(Path(path).as_posix())
+    return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(Path(path).as_posix()))

@@ -15,7 +15,6 @@ ASKS = "torch.cuda.is_bf16_supported()"
     "code",
     [
         f"dtype = 'bf16' if torch.cuda.is_available() and {ASKS} else 'fp16'",
-        f"assert {ASKS}, 'no bf16'",
         f"def supported():\n    return {ASKS}",
         f"use_scaler = not {ASKS}",
         f"config = dict(bf16={ASKS}, fp16=not bf16)",
@@ -38,6 +37,8 @@ def test_bare_calls_are_found(code: str) -> None:
         f"ok = torch.cuda.get_device_properties(0).major >= 8 and {ASKS}",
         f"capability = torch.cuda.get_device_capability()\nok = {ASKS} if capability[0] >= 8 else False",
         f"ok = {ASKS} and torch.cuda.is_bf16_supported(including_emulation=False)",
+        f"assert {ASKS}, 'no bf16'",
+        f"if wanted and not {ASKS}:\n    raise RuntimeError('no bf16')",
         f"@pytest.mark.skipif(not {ASKS}, reason='no bf16')\ndef test(): pass",
     ],
 )

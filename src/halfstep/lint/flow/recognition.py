@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CANDIDATES", "Part", "Recognition"]
 
 _CLIPS = frozenset(("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grad_value", "dispatch_clip_grad", "adaptive_clip_grad"))
+_CLAMPS = frozenset(("clamp_", "clip_"))
 _NORMS = frozenset(
     ("norm", "vector_norm", "matrix_norm", "get_total_norm", "_get_total_norm", "max", "abs", "sum", "mean", "square", "pow")
 )
@@ -41,6 +42,7 @@ CANDIDATES = (
     frozenset(("backward", "unscale_", "step", "update", "update_parameters", "zero_grad", "get_scale", "zero_"))
     | _AVERAGERS
     | _CLIPS
+    | _CLAMPS
     | _NORMS
     | _CLEANERS
 )
@@ -84,6 +86,9 @@ class Recognition:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._known: dict[ast.AST, Part | None] = {}
+        self._aliases = {
+            alias.asname: alias.name for statement in module.nodes(ast.ImportFrom) for alias in statement.names if alias.asname is not None
+        }
         self._methods: Mapping[str, Callable[[ast.Call, ast.expr], Part | None]] = {
             "backward": self._backward,
             "unscale_": self._unscale,
@@ -93,6 +98,13 @@ class Recognition:
             "zero_grad": self._zero_grad,
             "get_scale": self._get_scale,
         }
+
+    def last_name(self, call: ast.Call) -> str:
+        """The last part of the name of what is called; that from before an import gave it another one."""
+        function = call.func
+        if isinstance(function, ast.Attribute):
+            return function.attr
+        return self._aliases.get(function.id, function.id) if isinstance(function, ast.Name) else ""
 
     def part(self, node: ast.AST) -> Part | None:
         """What a call, or an assignment, is; `None` where it is no part of a step."""
@@ -129,8 +141,7 @@ class Recognition:
             return self._assignment(node)
         if not isinstance(node, ast.Call):
             return None
-        function = node.func
-        last = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+        function, last = node.func, self.last_name(node)
         part = None
         if isinstance(function, ast.Attribute) and last in self._methods:
             part = self._methods[last](node, function.value)
@@ -140,6 +151,8 @@ class Recognition:
             part = Part(kind=Kind.CLEAN)
         elif last in _NORMS:
             part = self._norm(node, function)
+        elif last in _CLAMPS and self._of_gradients(function):
+            part = Part(kind=Kind.CLIP)
         elif last == "zero_" and self._of_gradients(function):
             part = Part(kind=Kind.ZERO_GRAD)
         elif last in _AVERAGERS:

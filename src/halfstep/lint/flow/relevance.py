@@ -98,9 +98,7 @@ class Relevance:
             return any(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
         if not isinstance(node, ast.Call):
             return False
-        function = node.func
-        last = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-        return last in CANDIDATES
+        return self._recognition.last_name(node) in CANDIDATES
 
     def _home(self, node: ast.AST) -> ast.AST:
         return self._module.function(node) or self._module.tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar, final
 
 from halfstep.lint.flow.events import Event, Guard, Kind
@@ -41,6 +41,10 @@ class Verdicts(Generic[Evidence]):
     def right(self, place: ast.AST) -> None:
         """Notes a way on which a place is right."""
         self._right.add(place)
+
+    def all_right(self, places: Iterable[ast.AST]) -> None:
+        """Notes a way on which several places are right."""
+        self._right.update(places)
 
     def shown(self) -> Iterator[tuple[ast.AST, Evidence]]:
         """The places that are wrong on all ways, with the evidence."""

@@ -106,6 +106,11 @@ print("emulated" if holds and not computes else computes)
 """,
         """import torch
 
+if not torch.cuda.is_bf16_supported():
+    raise RuntimeError("bfloat16 is not possible here.")
+""",
+        """import torch
+
 
 class Device:
     def is_bf16_supported(self):
@@ -123,7 +128,12 @@ dtype = torch.bfloat16 if Device().is_bf16_supported() else torch.float16
         for call in module.nodes(ast.Call):
             if module.name(call.func) != "torch.cuda.is_bf16_supported" or call.args or call.keywords:
                 continue
-            if _is_compared(call, module) or _skips_test(call, module) or _has_capability_check(call, module):
+            if (
+                _is_compared(call, module)
+                or _skips_test(call, module)
+                or _asks_whether_possible(call, module)
+                or _has_capability_check(call, module)
+            ):
                 continue
             yield Finding(
                 node=call,
@@ -141,6 +151,14 @@ def _skips_test(call: ast.Call, module: Module) -> bool:
         isinstance(holder, ast.Call) and module.source(holder.func).rpartition(".")[2] in ("skipif", "skipIf", "skipUnless")
         for holder, _part in module.syntax.ancestors(call)
     )
+
+
+def _asks_whether_possible(call: ast.Call, module: Module) -> bool:
+    """Whether the answer only decides on giving up: what is emulated is possible."""
+    statement = module.statement(call)
+    if isinstance(statement, ast.Assert):
+        return True
+    return isinstance(statement, ast.If) and not statement.orelse and all(isinstance(part, ast.Raise) for part in statement.body)
 
 
 def _is_compared(call: ast.Call, module: Module) -> bool:

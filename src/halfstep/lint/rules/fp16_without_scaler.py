@@ -260,15 +260,20 @@ def _backwards(entry: Entry, module: Module) -> list[ast.Call]:
     ]
     if not calls:
         return []
+    if any(_by_scaler(call) for call in calls):
+        return []  # There is one, by whatever name; a condition decides which call is reached.
     derived = _derived(entry, module)
     found: list[ast.Call] = []
     for call in calls:
         assert isinstance(call.func, ast.Attribute)
-        inner = call.func.value
-        by_scaler = isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in {"scale", "scale_loss"}
-        if not by_scaler and names_in(inner, module) & derived:
+        if names_in(call.func.value, module) & derived:
             found.append(call)
     return found
+
+
+def _by_scaler(backward: ast.Call) -> bool:
+    inner = backward.func.value if isinstance(backward.func, ast.Attribute) else None
+    return isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in {"scale", "scale_loss"}
 
 
 def _is_scaled_by_hand(backward: ast.Call, entry: Entry, frame: Frame, module: Module) -> bool:

@@ -170,26 +170,33 @@ def train(model, loader, optimizer):
 def _judge_steps(trace: Trace, verdicts: Verdicts[Event], *, ends: bool) -> None:
     """Whether each step is followed by an update before the next step of the same optimizer."""
     stepped: dict[object, Event] = {}
+    left: set[object] = set()  # Whose iteration has ended since the step.
     for event in trace.events:
-        if event.kind in (Kind.UPDATE, Kind.ESCAPE):
-            for step in stepped.values():
-                verdicts.right(step.node)
-            stepped.clear()
-        elif event.kind is Kind.STEP and event.scaler is not None and event.scaler.enabled is not False and not _has_closure(event):
+        if event.kind in (Kind.ITERATION, Kind.LOOP_END):
+            left.update(key for key, step in stepped.items() if event.node in step.loops[-1:])
+        elif event.kind in (Kind.UPDATE, Kind.ESCAPE):
+            late = left if event.kind is Kind.UPDATE else set()
+            verdicts.all_right(step.node for key, step in stepped.items() if key not in late)
+            stepped, left = {}, set()
+        elif _is_judged(event):
             key = (event.scaler, event.optimizer)
-            varies = event.optimizer is not None and event.optimizer.varies
-            if key in stepped and stepped[key].node is event.node and not varies:
+            if key in stepped and stepped[key].node is event.node:
                 verdicts.wrong(event.node, stepped[key])
             stepped[key] = event
+            left.discard(key)
     if ends and trace.whole and trace.function is not None:
         for step in stepped.values():
             if any(event.kind is Kind.SCALED_BACKWARD and event.scaler is step.scaler for event in trace.events):
                 verdicts.wrong(step.node, step)
 
 
-def _has_closure(step: Event) -> bool:
-    """Whether a step is wrong for another reason: a scaler takes no closure."""
-    return isinstance(step.node, ast.Call) and len(step.node.args) + len(step.node.keywords) > 1
+def _is_judged(event: Event) -> bool:
+    """Whether an event is a step that an update has to follow. One with a closure is wrong for another reason."""
+    if event.kind is not Kind.STEP or event.scaler is None or event.scaler.enabled is False:
+        return False
+    if event.optimizer is None or event.optimizer.varies:
+        return False  # A loop over optimizers: each iteration has another one.
+    return isinstance(event.node, ast.Call) and len(event.node.args) + len(event.node.keywords) == 1
 
 
 def _judge_skips(events: Sequence[Event], verdicts: Verdicts[Event]) -> None:

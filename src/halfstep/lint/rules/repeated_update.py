@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
@@ -154,23 +155,25 @@ def train(model, critic, loader, first, second):
 
 
 def _judge_iteration(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
-    """Whether another update of the same scaler follows in the same iteration, with the step of another optimizer in between."""
-    earlier: dict[object, Event] = {}
-    stepped: dict[object, set[object]] = {}
-    between: dict[object, set[object]] = {}
+    """Whether another optimizer steps behind an update, by gradients that were scaled before it."""
+    stepped: dict[object, Event] = {}
+    updated: dict[object, tuple[Event, Event]] = {}
     for event in events:
         scaler = event.scaler
-        if event.kind in (Kind.ITERATION, Kind.LOOP_END, Kind.ESCAPE):
-            earlier.clear()
+        if event.kind is Kind.ESCAPE:
             stepped.clear()
+            updated.clear()
+        elif event.kind in (Kind.SCALED_BACKWARD, Kind.UNKNOWN_BACKWARD):
+            stepped.pop(scaler, None)
+            updated.pop(scaler, None)
+        elif event.kind is Kind.UPDATE and scaler in stepped and event.operand is None:
+            updated[scaler] = (event, stepped[scaler])
         elif event.kind is Kind.STEP and event.optimizer is not None:
-            between.setdefault(scaler, set()).add(event.optimizer.identity)
-        elif event.kind is Kind.UPDATE and scaler is not None and event.operand is None:
-            now = between.pop(scaler, set())
-            before = earlier.get(scaler)
-            if before is not None and before.node is not event.node and before.function is event.function and now - stepped[scaler]:
-                verdicts.wrong(before.node, (before, event))
-            earlier[scaler], stepped[scaler] = event, now
+            update, step = updated.pop(scaler, (event, event))
+            same = step.optimizer is not None and step.optimizer.identity == event.optimizer.identity and not event.optimizer.varies
+            if update is not event and not same:
+                verdicts.wrong(update.node, (update, event))
+            stepped[scaler] = event
 
 
 def _judge_accumulation(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
@@ -189,6 +192,19 @@ def _judge_accumulation(events: Sequence[Event], verdicts: Verdicts[tuple[Event,
             updated[event.scaler] = event
 
 
+def _is_followed(module: Module, update: Event) -> bool:
+    """Whether another update follows wherever this one is reached, in the same iteration."""
+    found = False
+    for trace in module.traces:
+        for index, event in enumerate(trace.events):
+            if event.node is update.node:
+                rest = itertools.takewhile(lambda later: later.kind not in (Kind.ITERATION, Kind.LOOP_END), trace.events[index + 1 :])
+                if not any(later.kind is Kind.UPDATE and later.scaler is update.scaler for later in rest):
+                    return False
+                found = True
+    return found
+
+
 def _finding(module: Module, place: ast.AST, update: Event, other: Event) -> Finding:
     scaler = written_scaler(update)
     if other is update:
@@ -197,11 +213,12 @@ def _finding(module: Module, place: ast.AST, update: Event, other: Event) -> Fin
             f"Call it once, behind `{scaler}.step()`."
         )
         return Finding(node=place, message=message)
+    line = f"line {line_of(other)}" if other.loops == update.loops and line_of(other) > line_of(update) else "the next iteration"
     message = (
-        f"`{scaler}.update()` runs again in line {line_of(other)} of the same iteration: the optimizer in between divides by "
-        f"another scale, and the scale grows twice as fast. Call it once, after all steps."
+        f"`{scaler}.update()` runs before the step in {line}, whose gradients were scaled before it: that step divides by another "
+        f"scale, and the scale grows faster than it should. Call it once, after all steps."
     )
     statement = module.statement(place)
     # Without the first one, the second must still be reached.
-    whole = isinstance(statement, ast.Expr) and update.function is other.function and other.guards == update.guards[: len(other.guards)]
+    whole = isinstance(statement, ast.Expr) and _is_followed(module, update)
     return Finding(node=place, message=message, fix=Fix(edits=(DeleteStatement(statement=statement),), safety="safe") if whole else None)

@@ -225,13 +225,50 @@ def compare(model, optimizer, loader, criterion):
         for statement in module.nodes(ast.Assign, ast.AnnAssign):
             assert isinstance(statement, ast.Assign | ast.AnnAssign)
             call, places = statement.value, _places(statement, module)
-            if not isinstance(call, ast.Call) or len(places) != 1 or not (loops := module.loops(statement)):
+            if not isinstance(call, ast.Call) or len(places) != 1:
+                continue
+            loops = module.loops(statement)
+            if not loops and _makes_scaler(call, module) and (loop := _loop_of_calls(statement, places[0], module)) is not None:
+                yield Finding(node=call, message=_message(places[0], call, loop))
+            if not loops:
                 continue
             if not _is_plain(statement, loops[-1], module) or not _makes_scaler(call, module):
                 continue
             loop = _outermost_of_training(loops, places[0], call, module)
             if loop is not None:
                 yield Finding(node=call, message=_message(places[0], call, loop), fix=_fix(statement, loop, module))
+
+
+def _loop_of_calls(statement: ast.stmt, place: str, module: Module) -> Loop | None:
+    """The loop that calls a function again and again, which makes a scaler each time for an optimizer that it is given."""
+    function = module.function(statement)
+    if not isinstance(function, ast.FunctionDef) or statement not in function.body or function.name in {"__init__", "main"}:
+        return None
+    parameters = {parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    steps = [
+        call.args[0].id
+        for call in module.nodes(ast.Call)
+        if module.function(call) is function
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "step"
+        and module.key(call.func.value) == place
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+    ]
+    given = parameters.intersection(steps)
+    if not given or not any(isinstance(part, ast.For | ast.While) for part in ast.walk(function)):
+        return None
+    for call in module.callers(function):
+        for loop in module.loops(call)[-1:]:
+            passed_on = {module.key(argument) for argument in (*call.args, *(word.value for word in call.keywords))} - {""}
+            if not passed_on & _set_in(loop, module) - _targets_of(loop, module) and not _makes_network(loop, module):
+                return loop
+    return None
+
+
+def _targets_of(loop: Loop, module: Module) -> set[str]:
+    """The variables of a loop: the number of an epoch, say."""
+    return set() if isinstance(loop, ast.While) else {module.key(part) for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
 
 
 def _makes_scaler(call: ast.Call, module: Module) -> bool:
