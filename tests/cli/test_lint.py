@@ -91,6 +91,10 @@ class TestExitCodes:
             (["--diff", "--statistics"], "--diff shows changes, which have no other form."),
             (["--statistics", "--format", "sarif"], "--statistics are printed as text or json, not as sarif."),
             (["-", "safe.py"], "- is standard input, and is checked alone."),
+            (
+                ["--stdin-filename", "a.py", "safe.py"],
+                "--stdin-filename is what code on standard input is called.",
+            ),
             (["--select", ""], "--select names no rule. Name some, or ALL"),
             (["--fxi"], "Did you mean"),
         ],
@@ -204,7 +208,7 @@ class TestFormats:
 
 
 class TestExplanations:
-    @pytest.mark.parametrize("name", ["HS901", "old_name"])
+    @pytest.mark.parametrize("name", ["HS901", "old_name", " HS901 "])
     def test_a_rule_is_explained(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
         assert run("--explain", name) == 0
         assert capsys.readouterr().out.startswith("# HS901 old_name\n\nThe scaler has an old name.\n")

@@ -46,8 +46,9 @@ class TestFixing:
         assert run("--fix", "--no-unsafe-fixes", "pkg") == 1
         assert run("--fix", "pkg") == 0
 
-    def test_unsafe_fixes_alone_change_nothing(self, folder: Path) -> None:
+    def test_unsafe_fixes_alone_change_nothing_and_say_so(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--unsafe-fixes") == 1
+        assert capsys.readouterr().err == "halfstep: warning: --unsafe-fixes alone changes nothing. Add --fix or --diff.\n"
         assert (folder / "pkg" / "unsafe.py").read_text() == "undecided_scaler\nscaler\n"
 
     def test_a_link_stays_a_link(self, folder: Path) -> None:

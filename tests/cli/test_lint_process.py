@@ -83,6 +83,17 @@ class TestProcess:
         assert "\x1b[1;31m" not in shown["none"]
         assert "clip_before_unscale" in shown["none"]
 
+    def test_a_terminal_without_a_character_shows_it_escaped(self, folder: Path) -> None:
+        (folder / "é.py").write_text(CLIPPED)
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "ascii"}
+        with subprocess.Popen(self.words("é.py"), stdout=theirs, stderr=theirs, env=environment):
+            os.close(theirs)
+            shown = read_terminal(ours)
+        os.close(ours)
+        assert "\\xe9.py:12:9" in shown
+        assert "1 finding in 1 of 1 file." in shown
+
     def test_a_reader_that_leaves_changes_no_exit_code(self, folder: Path) -> None:
         (folder / "train.py").write_text(CLIPPED)
         read, write = os.pipe()

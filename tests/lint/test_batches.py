@@ -78,8 +78,13 @@ class Killed:
         return os._exit, (9,)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs several processes, and a list of them")
-def test_ctrl_c_ends_all_processes_without_a_traceback(tmp_path: Path) -> None:
+needs_processes = pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs several processes, and a list of them"
+)
+
+
+def start(tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A run that is far from done, and the processes that check files for it."""
     for number in range(400):
         (tmp_path / f"{number}.py").write_text(
             "import torch\nscaler = torch.amp.GradScaler()\n" + "x = [scaler.scale(x) for x in y]\n" * 400
@@ -93,10 +98,37 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(tmp_path: Path) -> None:
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 60
-    while not children.read_text().split():
+    while len(found := children.read_text().split()) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.3)  # They have begun to ignore it, and are far from done.
+    time.sleep(0.3)  # They have begun to ignore Ctrl-C, and to look after the one that started them.
+    return process, [int(number) for number in found]
+
+
+@needs_processes
+def test_ctrl_c_ends_all_processes_without_a_traceback(tmp_path: Path) -> None:
+    process, _ = start(tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (130, "", "halfstep: interrupted before there was a result.")
+
+
+@needs_processes
+@pytest.mark.parametrize("reason", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path, reason: signal.Signals) -> None:
+    process, children = start(tmp_path)
+    process.send_signal(reason)
+    # Each of them holds the other ends of these pipes.
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (-reason, "")
+    deadline = time.monotonic() + 60
+    while any(is_running(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False

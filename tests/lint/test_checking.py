@@ -16,7 +16,7 @@ from halfstep.lint.rules.rule import AbstractRule, Safety
 from halfstep.lint.source import Change
 from halfstep.records import Violation
 from tests.lint.test_notebooks import code, document
-from tests.lint.toy_rules import BROKEN, TOYS, Deep, Wordy
+from tests.lint.toy_rules import BROKEN, TOYS, Deep, Shared, Wordy
 
 SAFE: frozenset[Safety] = frozenset({"safe"})
 ANY: frozenset[Safety] = frozenset({"safe", "unsafe"})
@@ -174,6 +174,10 @@ class TestFixes:
         assert found(unsaved) == ["HS901 1:1", "HS902 2:1"]
         assert (unsaved.failures, unsaved.fixed, unsaved.rewriting, unsaved.unfixed) == (("No space.",), 0, None, ())
         assert check("old_scaler\n").unfixed == ()
+
+    def test_one_edit_may_fix_several_findings(self) -> None:
+        checked = check("old_scaler\n", rules=(Shared(), *TOYS), allowed=SAFE)
+        assert (found(checked), checked.fixed, len(checked.unfixed)) == ([], 2, 2)
 
     def test_decisions_are_made_on_request(self) -> None:
         checked = check("old_scaler\nx = undecided_scaler\nundecided_scaler\n", allowed=ANY)

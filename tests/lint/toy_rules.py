@@ -10,7 +10,7 @@ from halfstep.lint.edits import ReplaceExpression
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
-__all__ = ["BROKEN", "TOYS", "Deep", "Wordy"]
+__all__ = ["BROKEN", "TOYS", "Deep", "Shared", "Wordy"]
 
 
 def named(module: Module, name: str) -> Iterator[ast.Name]:
@@ -158,6 +158,22 @@ class Wordy(AbstractRule):
     def check(self, module: Module) -> Iterator[Finding]:
         for node in named(module, "old_scaler"):
             yield Finding(node=node, message=f"`{node.id}` of line {node.lineno}.")
+
+
+@final
+class Shared(AbstractRule):
+    """It finds what another rule finds, and has no fix of its own."""
+
+    code = "HS909"
+    name = "shared"
+    severity = "error"
+    summary = "The scaler has an old name."
+    explanation = "Another rule fixes it."
+    bad: ClassVar[tuple[Bad, ...]] = ()
+    good: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, module: Module) -> Iterator[Finding]:
+        return (Finding(node=node, message="It is old.") for node in named(module, "old_scaler"))
 
 
 TOYS = (OldName(), Undecided(), Talkative(), Odd())

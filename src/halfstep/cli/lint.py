@@ -144,7 +144,7 @@ def lint_command(context: click.Context, /, paths: tuple[str, ...], explain: str
     2 something could not be read or written, or a setting is wrong, 130 Ctrl-C.
     """  # noqa: D301 - click reads \\b as "keep these lines"
     if explain is not None:
-        write(explained(explain, RULES), sys.stdout)
+        write(explained(explain.strip(), RULES), sys.stdout)
         context.exit(ExitCode.FINE)
     if list_rules:
         write("".join(f"{line}\n" for line in rule_lines(rule_records(RULES))), sys.stdout)
@@ -157,6 +157,8 @@ def lint_command(context: click.Context, /, paths: tuple[str, ...], explain: str
         if len(paths) > 1:
             raise click.UsageError("- is standard input, and is checked alone. Leave out the other paths, or -.")
         context.exit(_lint_standard_input(name, settings))
+    if name is not None:
+        raise click.UsageError(f"--stdin-filename is what code on standard input is called. Leave it out, or {' '.join(paths)}.")
     context.exit(_lint_paths([Path(path) for path in paths or (".",)], settings))
 
 
@@ -174,6 +176,8 @@ def _check_settings(settings: _Settings) -> None:
         raise click.UsageError("--diff shows changes, which have no other form. Leave out --diff, or --format and --statistics.")
     if settings.statistics and settings.format not in {"text", "json"}:
         raise click.UsageError(f"--statistics are printed as text or json, not as {settings.format}.")
+    if settings.unsafe_fixes and not (settings.fix or settings.diff):
+        tell("warning: --unsafe-fixes alone changes nothing. Add --fix or --diff.")
 
 
 def _lint_paths(paths: Sequence[Path], settings: _Settings) -> ExitCode:

@@ -118,5 +118,7 @@ def _print_styled(violations: Sequence[Violation], stream: TextIO) -> None:
     from rich.console import Console  # noqa: PLC0415 - only where somebody sees colours
 
     console = Console(file=stream, highlight=False)
-    for violation in violations:
-        console.print(styled_line(violation), soft_wrap=True)
+    with console.capture() as capture:
+        for violation in violations:
+            console.print(styled_line(violation), soft_wrap=True)
+    write(capture.get(), stream)

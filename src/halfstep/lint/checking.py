@@ -166,7 +166,11 @@ def check_source(source: AbstractSource, book: RuleBook, *, allowed: frozenset[S
     except Exception as error:
         failure = f"{source.path} could not be fixed and is as it was: {_bug(error)}"
         return replace(checked, failures=(*checked.failures, failure))
-    return checked if fixed is None else replace(fixed, unfixed=checked.violations if fixed.rewriting is not None else ())
+    if fixed is None or fixed.rewriting is None:
+        return fixed or checked
+    # One edit may be the fix of several findings, and one fix may uncover the next finding.
+    gone = len(checked.violations) - len(fixed.violations)
+    return replace(fixed, fixed=max(fixed.fixed, gone), unfixed=checked.violations)
 
 
 def _fixed(source: AbstractSource, book: RuleBook, allowed: frozenset[Safety]) -> CheckedFile | None:

@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING
 
 from halfstep.lint.flow.events import Event, Guard, Kind, Target, Trace
 from halfstep.lint.flow.paths import Walk
-from halfstep.lint.flow.verdicts import Verdicts, depends, line_of, receiver_of, written_scaler
+from halfstep.lint.flow.verdicts import Verdicts, depends, line_of, receiver_of, written_scale, written_scaler
 
 if TYPE_CHECKING:
     from halfstep.lint.module import Module
 
-__all__ = ["Event", "Guard", "Kind", "Target", "Trace", "Verdicts", "depends", "line_of", "receiver_of", "trace_module", "written_scaler"]
+__all__ = [
+    "Event",
+    "Guard",
+    "Kind",
+    "Target",
+    "Trace",
+    "Verdicts",
+    "depends",
+    "line_of",
+    "receiver_of",
+    "trace_module",
+    "written_scale",
+    "written_scaler",
+]
 
 
 def trace_module(module: Module) -> list[Trace]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar, final
+from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from halfstep.lint.flow.events import Event, Guard, Kind
+from halfstep.lint.values import Scaler
 
-__all__ = ["Verdicts", "depends", "line_of", "receiver_of", "written_scaler"]
+if TYPE_CHECKING:
+    from halfstep.lint.module import Module
+
+__all__ = ["Verdicts", "depends", "line_of", "receiver_of", "written_scale", "written_scaler"]
 
 Evidence = TypeVar("Evidence")
 
@@ -79,6 +83,18 @@ def receiver_of(event: Event) -> ast.expr | None:
     if event.kind is Kind.SCALED_BACKWARD:
         return inner.func.value if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) else None
     return inner
+
+
+def written_scale(scaler: Scaler | None, module: Module) -> str:
+    """The first scale of a scaler: the one that it is made with, or torch's 65536.
+
+    Args:
+        scaler: The scaler.
+        module: The file.
+    """
+    given = scaler.arguments.get("init_scale") if scaler is not None else None
+    value = module.constant(given) if given is not None else 65536
+    return f"{value:.6g}" if isinstance(value, int | float) else "65536"
 
 
 def written_scaler(event: Event) -> str:

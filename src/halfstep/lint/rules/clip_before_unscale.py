@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
 from halfstep.lint.edits import InsertStatement
-from halfstep.lint.flow import Event, Kind, Verdicts, depends, line_of, written_scaler
+from halfstep.lint.flow import Event, Kind, Verdicts, depends, line_of, written_scale, written_scaler
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 from halfstep.lint.values import Scaler
@@ -207,7 +207,7 @@ def train(model, loader, optimizer, scaler, clip):
             line = line_of(scaled)
             message = (
                 f"Gradients are clipped while they are multiplied by the loss scale (`{scaler}` scaled the loss in line {line}): the "
-                f"threshold meets values that are up to 65536 times too large, and the update shrinks. "
+                f"threshold meets values that are {written_scale(scaled.scaler, module)} times too large at first, and the update shrinks. "
                 f"Call `{scaler}.unscale_({optimizer})` before."
             )
             # Where unscale_() is called on another way to the same place, a second call would raise there.

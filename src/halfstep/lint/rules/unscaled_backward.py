@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
 from halfstep.lint.edits import ReplaceExpression
-from halfstep.lint.flow import Event, Kind, Verdicts, line_of, written_scaler
+from halfstep.lint.flow import Event, Kind, Verdicts, line_of, written_scale, written_scaler
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
@@ -201,7 +201,8 @@ def _finding(module: Module, place: ast.AST, backward: Event, step: Event) -> Fi
     text = " ".join(module.source(loss).split()) if loss is not None else "loss"
     message = (
         f"`{scaler}.step({optimizer})` in line {line_of(step)} divides these gradients by the loss scale, but the loss was not "
-        f"multiplied by it: they come out up to 65536 times too small. Call `{scaler}.scale({text}).backward()`."
+        f"multiplied by it: they come out {written_scale(step.scaler, module)} times too small at first. "
+        f"Call `{scaler}.scale({text}).backward()`."
     )
     receiver = place.func.value if isinstance(place, ast.Call) and isinstance(place.func, ast.Attribute) else None
     fix = None
