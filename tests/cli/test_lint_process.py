@@ -63,10 +63,12 @@ class TestProcess:
         command = [sys.executable, "-X", "importtime", "-m", "halfstep", "lint", "train.py", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1
-        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+        modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        loaded = {module.split(".")[0] for module in modules}
         assert {"ast", "click", "halfstep"} <= loaded
         heavy = {"torch", "numpy", "plotly", "jinja2", "rich", "libcst", "cattrs", "tomlkit", "multiprocessing", "concurrent"}
         assert not heavy & loaded
+        assert not {"halfstep.lint.fixing", "halfstep.records.run", "halfstep.records.codec", "halfstep.report.html", "difflib"} & modules
 
     def test_a_terminal_shows_colours(self, folder: Path) -> None:
         (folder / "train.py").write_text(CLIPPED)

@@ -72,7 +72,7 @@ def _lambdas(binding: Binding) -> Iterator[ast.Lambda]:
     for element in elements_of(binding):
         inner = element
         for index in binding.path:
-            inner = inner.elts[index] if isinstance(inner, ast.Tuple | ast.List) and index < len(inner.elts) else inner
+            inner = inner.elts[index] if isinstance(inner, (ast.Tuple, ast.List)) and index < len(inner.elts) else inner
         if isinstance(inner, ast.Lambda):
             yield inner
 
@@ -84,7 +84,7 @@ def is_method(syntax: Syntax, node: ast.AST) -> bool:
         syntax: The file.
         node: The definition.
     """
-    if not isinstance(syntax.parent(node), ast.ClassDef) or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(syntax.parent(node), ast.ClassDef) or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     return not any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in node.decorator_list)
 
@@ -129,4 +129,4 @@ def elements_of(binding: Binding) -> Sequence[ast.expr]:
     Args:
         binding: The binding of the loop's target.
     """
-    return binding.value.elts if isinstance(binding.value, ast.Tuple | ast.List | ast.Set) else ()
+    return binding.value.elts if isinstance(binding.value, (ast.Tuple, ast.List, ast.Set)) else ()

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast, final
 
 from halfstep.lint.calls import CallSites, default_of, elements_of, is_method, passed
@@ -86,7 +87,7 @@ class Evaluation:
 
     def names(self, node: ast.AST) -> tuple[str, ...]:
         """The full names that an expression may stand for, through imports and aliases; empty where it is not a name from elsewhere."""
-        if not isinstance(node, ast.Name | ast.Attribute):
+        if not isinstance(node, (ast.Name, ast.Attribute)):
             return ()
         if node in self._names:
             return self._names[node]
@@ -178,7 +179,7 @@ class Evaluation:
     def _evaluate(self, node: ast.AST) -> Possible:
         if isinstance(node, ast.Constant):
             return Possible(() if node.value is None else (Constant(value=node.value),), True)
-        if isinstance(node, ast.Name | ast.Attribute):
+        if isinstance(node, (ast.Name, ast.Attribute)):
             return self._place(node)
         if isinstance(node, ast.Call):
             return self._call(node)
@@ -222,7 +223,7 @@ class Evaluation:
     def _bound(self, binding: Binding, at: ast.AST) -> Possible:
         if binding.kind == "definition":
             node = binding.node
-            assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             return Possible((Routine(node=node, bound=isinstance(at, ast.Attribute) and is_method(self._syntax, node)),), True)
         if binding.kind == "parameter":
             return self._parameter(binding.node)
@@ -246,7 +247,7 @@ class Evaluation:
             self._selecting.discard((value, path))
 
     def _find_selected(self, value: ast.expr, path: tuple[int, ...]) -> Possible:
-        if isinstance(value, ast.Tuple | ast.List):
+        if isinstance(value, (ast.Tuple, ast.List)):
             index, *rest = path
             if index < len(value.elts) and not any(isinstance(part, ast.Starred) for part in value.elts[: index + 1]):
                 return self._selected(value.elts[index], tuple(rest))
@@ -255,14 +256,36 @@ class Evaluation:
             return _union((self._selected(value.body, path), self._selected(value.orelse, path)))
         if isinstance(value, ast.Call):
             return _union(self._selected(returned, path) for returned in self.returned(value))
-        bindings = self.bindings(value) if isinstance(value, ast.Name | ast.Attribute) else ()
+        bindings = self.bindings(value) if isinstance(value, (ast.Name, ast.Attribute)) else ()
         if len(bindings) == 1 and bindings[0].kind == "value" and bindings[0].value is not None:
             return self._selected(bindings[0].value, (*bindings[0].path, *path))
         return _UNKNOWN
 
     def routines(self, call: ast.Call) -> list[Routine]:
         """The functions, methods, lambdas and classes of this file that a call may reach."""
-        return [value for value in self.evaluate(call.func).values if isinstance(value, Routine)]
+        function = call.func
+        last = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+        if last and last not in self._callables:
+            return []
+        return [value for value in self.evaluate(function).values if isinstance(value, Routine)]
+
+    @cached_property
+    def _callables(self) -> frozenset[str]:
+        """The names that may stand for a function of this file: definitions, parameters, variables of loops, and other names for them."""
+        found = {node.name for node in self._syntax.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)}  # type: ignore[attr-defined]
+        found.update(node.arg for node in self._syntax.nodes(ast.arg))
+        targets: list[ast.AST] = [node.target for node in self._syntax.nodes(ast.For, ast.AsyncFor, ast.comprehension)]  # type: ignore[attr-defined]
+        for assignment in self._syntax.nodes(ast.Assign, ast.AnnAssign, ast.NamedExpr):
+            assert isinstance(assignment, (ast.Assign, ast.AnnAssign, ast.NamedExpr))
+            if not isinstance(assignment.value, (ast.Constant, ast.BinOp, ast.Compare, ast.JoinedStr, ast.Dict, ast.List)):
+                targets.extend(assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target])
+        for target in targets:
+            for part in ast.walk(target) if isinstance(target, (ast.Tuple, ast.List)) else (target,):
+                if isinstance(part, ast.Name):
+                    found.add(part.id)
+                elif isinstance(part, ast.Attribute):
+                    found.add(part.attr)
+        return frozenset(found)
 
     def returned(self, call: ast.Call) -> list[ast.expr]:
         """The expressions that a call of a function of this file may give back."""

@@ -162,7 +162,7 @@ class Module:
             return self._computed(node)
         if isinstance(node, ast.Call) and self.name(node.func) == "builtins.float" and len(node.args) == 1:
             return self._as_float(node.args[0])
-        if isinstance(node, ast.Name | ast.Attribute):
+        if isinstance(node, (ast.Name, ast.Attribute)):
             return self._bound_once(node)
         return UNKNOWN
 
@@ -209,13 +209,13 @@ class Module:
         """The autocast regions that a node stands in within its function, the function's decorators included; outermost first."""
         found: list[Autocast] = []
         for holder, part in self._syntax.ancestors(node):
-            if isinstance(holder, ast.With | ast.AsyncWith):
+            if isinstance(holder, (ast.With, ast.AsyncWith)):
                 items = holder.items if part in holder.body else holder.items[: holder.items.index(part)] if part in holder.items else []
                 for item in reversed(items):
                     found.extend(value for value in self.values(item.context_expr) if isinstance(value, Autocast))
             elif isinstance(holder, ast.Lambda):
                 break
-            elif isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef) and part in holder.body:
+            elif isinstance(holder, (ast.FunctionDef, ast.AsyncFunctionDef)) and part in holder.body:
                 for mark in reversed(holder.decorator_list):
                     found.extend(value for value in self.values(mark) if isinstance(value, Autocast))
                 break

@@ -54,7 +54,7 @@ def dotted(node: ast.AST) -> str:
 
 def receiver(function: ast.AST) -> str:
     """What a method calls its object, usually `self`; empty for a static method."""
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""
     if any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in function.decorator_list):
         return ""
@@ -131,7 +131,7 @@ class Scopes:
 
     def _collect_definitions(self) -> None:
         for node in self._syntax.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
-            assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             self._bind(node, node.name, Binding(kind="definition", node=node))
         for parameter in self._syntax.nodes(ast.arg):
             self._bind(parameter, parameter.arg, Binding(kind="parameter", node=parameter))
@@ -150,7 +150,7 @@ class Scopes:
         for changed in self._syntax.nodes(ast.AugAssign):
             self._targets(changed.target, "unknown", None, ())
         for loop in (*self._syntax.nodes(ast.For, ast.AsyncFor), *self._syntax.nodes(ast.comprehension)):
-            assert isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension)
+            assert isinstance(loop, (ast.For, ast.AsyncFor, ast.comprehension))
             self._targets(loop.target, "element", loop.iter, ())
         for item in self._syntax.nodes(ast.withitem):
             if item.optional_vars is not None:
@@ -159,12 +159,12 @@ class Scopes:
             if handler.name:
                 self._bind(handler.body[0], handler.name, Binding(kind="unknown", node=handler))
         for capture in self._syntax.nodes(ast.MatchAs, ast.MatchStar):
-            assert isinstance(capture, ast.MatchAs | ast.MatchStar)
+            assert isinstance(capture, (ast.MatchAs, ast.MatchStar))
             if capture.name:
                 self._bind(capture, capture.name, Binding(kind="unknown", node=capture))
 
     def _targets(self, target: ast.expr, kind: BindingKind, value: ast.expr | None, path: tuple[int, ...]) -> None:
-        if isinstance(target, ast.Tuple | ast.List):
+        if isinstance(target, (ast.Tuple, ast.List)):
             rest = False
             for index, part in enumerate(target.elts):
                 rest = rest or isinstance(part, ast.Starred)

@@ -55,6 +55,8 @@ class Suppressions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comment:
+    """A comment that may be one of ours."""
+
     text: str
     line: int
     is_alone: bool

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfstep.records.audit import AUDIT_SCHEMA, Audit, KeptOperation, KeptReason, UnderflowSite
-    from halfstep.records.base import AbstractRecord
+    from halfstep.records.base import AbstractRecord, Severity
     from halfstep.records.checkpoint import (
         CHECKPOINT_SCHEMA,
         CheckpointKind,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
     from halfstep.records.lint import FixSafety, RuleRecord, Violation
     from halfstep.records.policy import EffectivePrecision, ModulePrecision, OverrideEffect, OverrideStatus, PolicyEffect
-    from halfstep.records.run import RUN_SCHEMA, Action, Alert, RunEvent, RunRecord, Severity
+    from halfstep.records.run import RUN_SCHEMA, Action, Alert, RunEvent, RunRecord
     from halfstep.records.scaler import ScalerStats
     from halfstep.records.step import Precision, ScalerUse, StepRecord
     from halfstep.records.summary import SUMMARY_SCHEMA, EpochSummary, OptimizerSummary, RunSummaries, RunSummary
@@ -201,7 +201,7 @@ _HOMES = {
     "ScalerStats": "scaler",
     "ScalerUse": "step",
     "Settings": "comparison",
-    "Severity": "run",
+    "Severity": "base",
     "Site": "trace",
     "SourceLine": "diagnosis",
     "StepRecord": "step",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Literal
 
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-__all__ = ["AbstractRecord"]
+__all__ = ["AbstractRecord", "Severity"]
+
+# How bad it is what an alert or a rule of the linter says.
+Severity = Literal["info", "warning", "error"]
 
 
 class AbstractRecord:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from halfstep.records.base import AbstractRecord
-from halfstep.records.run import Severity
+from halfstep.records.base import AbstractRecord, Severity
 
 __all__ = ["FixSafety", "RuleRecord", "Violation"]
 

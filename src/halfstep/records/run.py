@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from halfstep.records.base import AbstractRecord
+from halfstep.records.base import AbstractRecord, Severity
 from halfstep.records.trace import UNKNOWN, Site
 
-__all__ = ["RUN_SCHEMA", "Action", "Alert", "RunEvent", "RunRecord", "Severity"]
+__all__ = ["RUN_SCHEMA", "Action", "Alert", "RunEvent", "RunRecord"]
 
 # The number of the format of a run on disk.
 RUN_SCHEMA = 1
-
-Severity = Literal["info", "warning", "error"]
 
 RunEvent = Literal["started", "ended"]
 

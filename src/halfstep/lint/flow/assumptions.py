@@ -20,7 +20,7 @@ Assumptions: TypeAlias = Mapping[Question, bool]
 
 def _names(node: ast.AST) -> frozenset[str]:
     return frozenset(
-        part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)
+        part.id if isinstance(part, ast.Name) else part.attr for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))
     )
 
 
@@ -30,8 +30,8 @@ def _question(test: ast.expr) -> tuple[Question, bool]:
         test, wanted = test.operand, not wanted
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant):
         literal = test.comparators[0].value
-        if isinstance(test.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq) and literal is None:
-            return (ast.unparse(test.left), _names(test.left)), wanted == isinstance(test.ops[0], ast.IsNot | ast.NotEq)
+        if isinstance(test.ops[0], (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and literal is None:
+            return (ast.unparse(test.left), _names(test.left)), wanted == isinstance(test.ops[0], (ast.IsNot, ast.NotEq))
         if isinstance(test.ops[0], ast.NotEq):
             same = ast.Compare(left=test.left, ops=[ast.Eq()], comparators=test.comparators)
             return (ast.unparse(same), _names(test)), not wanted

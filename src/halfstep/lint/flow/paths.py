@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast, final
 
 from halfstep.lint.calls import passed
-from halfstep.lint.flow.assumptions import Assumptions, Conditions, forget, repeatable
+from halfstep.lint.flow.assumptions import Conditions, forget, repeatable
 from halfstep.lint.flow.events import Event, Guard, Kind, Trace
 from halfstep.lint.flow.relevance import Relevance
+from halfstep.lint.flow.ways import Ending, Frame, Way, chosen, merged, resumed
 from halfstep.lint.syntax import FUNCTIONS, Function, Loop
 from halfstep.lint.values import Autocast
 
@@ -19,86 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Walk"]
 
-# How many ways are followed at once. Real loops have a dozen; beyond this, an even choice of them goes on.
-_WAYS = 96
-# How many are told apart by their assumptions alone.
-_DISTINCT = 32
 # How many of the ways through a loop's first iteration go on to a second one.
 _REPEATED = 24
 # How deep calls of the file's own functions are followed.
 _DEPTH = 4
-
-Ending: TypeAlias = Literal["", "break", "continue", "return", "raise"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One way so far.
-
-    Attributes:
-        events: What happened on it.
-        assumptions: What its branches take for granted.
-        ending: How it leaves the block that is gone through; empty while it goes on.
-    """
-
-    events: tuple[Event, ...] = ()
-    assumptions: Assumptions = field(default_factory=dict)
-    ending: Ending = ""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """Where the walk is.
-
-    Attributes:
-        function: The function; `None` for the module.
-        calls: The functions that are gone through, outermost first.
-        loops: The loops around.
-        guards: The conditions around.
-        regions: The autocast regions around.
-    """
-
-    function: Function | None = None
-    calls: tuple[ast.AST, ...] = ()
-    loops: tuple[Loop, ...] = ()
-    guards: tuple[Guard, ...] = ()
-    regions: tuple[Autocast, ...] = ()
-
-    @property
-    def autocast(self) -> Autocast | None:
-        """The region in force."""
-        return self.regions[-1] if self.regions and self.regions[-1].enabled is not False else None
-
-
-def _merged(ways: Iterable[_Way]) -> list[_Way]:
-    """Each way once. Where there are many, one for each order of events and ending: what its assumptions have in common."""
-    distinct = list({(way.events, way.ending, frozenset(way.assumptions.items())): way for way in ways}.values())
-    if len(distinct) <= _DISTINCT:
-        return distinct
-    found: dict[tuple[tuple[Event, ...], Ending], _Way] = {}
-    for way in distinct:
-        key = (way.events, way.ending)
-        other = found.get(key)
-        if other is None:
-            found[key] = way
-        else:
-            common = {question: held for question, held in way.assumptions.items() if other.assumptions.get(question) is held}
-            found[key] = replace(way, assumptions=common)
-    return _chosen(list(found.values()), _WAYS)
-
-
-def _chosen(ways: list[_Way], most: int) -> list[_Way]:
-    """An even choice of ways."""
-    if len(ways) <= most:
-        return ways
-    return [ways[index * len(ways) // most] for index in range(most)]
-
-
-def _resumed(ways: Iterable[_Way], *endings: Ending) -> list[_Way]:
-    """The ways, with those that left in one of these manners going on."""
-    return [replace(way, ending="") if way.ending in endings else way for way in ways]
 
 
 @final
@@ -120,12 +45,12 @@ class Walk:
         """What happens on each way through each function that no other one of this file calls."""
         found: list[Trace] = []
         for entry in self._relevance.entries:
-            ways = self._function(entry, _Frame(), [_Way()])
+            ways = self._function(entry, Frame(), [Way()])
             whole = dict.fromkeys((way.events, way.ending != "raise") for way in ways if way.events)
             found.extend(Trace(function=entry, events=events, whole=ended) for events, ended in whole)
         return found
 
-    def _function(self, function: Function | None, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _function(self, function: Function | None, frame: Frame, ways: list[Way]) -> list[Way]:
         if function is None:
             return self._block(self._module.tree.body, frame, ways)
         regions = frame.regions
@@ -140,9 +65,9 @@ class Walk:
     def _regions(self, node: ast.expr) -> tuple[Autocast, ...]:
         return tuple(value for value in self._module.values(node) if isinstance(value, Autocast))
 
-    def _block(self, statements: Sequence[ast.stmt], frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _block(self, statements: Sequence[ast.stmt], frame: Frame, ways: list[Way]) -> list[Way]:
         for statement in statements:
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 continue
             going = [way for way in ways if not way.ending]
             if not going:
@@ -155,23 +80,23 @@ class Walk:
             if changed:
                 going = [replace(way, assumptions=forget(way.assumptions, changed)) for way in going]
                 going = self._learned(statement, going)
-            ways = _merged([*ended, *going])
+            ways = merged([*ended, *going])
         return ways
 
     def _changed(self, statement: ast.stmt, *, marked: bool) -> frozenset[str]:
         """The names that a statement gives other values, besides those that its own branches deal with."""
-        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             return frozenset(name for target in targets for name in _stored(target))
         # The branches of a block that holds no part of a step are passed over.
         return self._all_stored(statement) if not marked and not isinstance(statement, ast.Expr) else frozenset()
 
-    def _learned(self, statement: ast.stmt, ways: list[_Way]) -> list[_Way]:
+    def _learned(self, statement: ast.stmt, ways: list[Way]) -> list[Way]:
         """What an assignment says about its target: that it is None, or true, or what clipping gives back."""
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return ways
         target, value = statement.targets[0], statement.value
-        if not isinstance(target, ast.Name | ast.Attribute):
+        if not isinstance(target, (ast.Name, ast.Attribute)):
             return ways
         if isinstance(value, ast.Constant) and (value.value is None or isinstance(value.value, bool)):
             holds = bool(value.value)
@@ -181,12 +106,12 @@ class Walk:
             return ways
         return [replace(way, assumptions=self._conditions.assume(target, way.assumptions, holds=holds)) for way in ways]
 
-    def _statement(self, statement: ast.stmt, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _statement(self, statement: ast.stmt, frame: Frame, ways: list[Way]) -> list[Way]:
         if isinstance(statement, ast.If):
             return self._if(statement, frame, ways)
-        if isinstance(statement, ast.For | ast.AsyncFor | ast.While):
+        if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
             return self._loop(statement, frame, ways)
-        if isinstance(statement, ast.With | ast.AsyncWith):
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
             return self._with(statement, frame, ways)
         if isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
             return self._try(cast("ast.Try", statement), frame, ways)
@@ -201,7 +126,7 @@ class Walk:
             ways = [replace(way, events=(*way.events, event)) for way in ways]
         return self._leave(statement, ways)
 
-    def _leave(self, statement: ast.stmt, ways: list[_Way]) -> list[_Way]:
+    def _leave(self, statement: ast.stmt, ways: list[Way]) -> list[Way]:
         ending: Ending
         if isinstance(statement, ast.Return):
             ending = "return"
@@ -215,7 +140,7 @@ class Walk:
             return ways
         return [replace(way, ending=way.ending or ending) for way in ways]
 
-    def _split(self, test: ast.expr, ways: list[_Way]) -> tuple[list[_Way], list[_Way]]:
+    def _split(self, test: ast.expr, ways: list[Way]) -> tuple[list[Way], list[Way]]:
         """The ways on which a condition holds, and those on which it does not."""
         holds, fails = [], []
         for way in ways:
@@ -228,86 +153,86 @@ class Walk:
                 )
         return holds, fails
 
-    def _if(self, statement: ast.If, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _if(self, statement: ast.If, frame: Frame, ways: list[Way]) -> list[Way]:
         ways = self._expression(statement.test, frame, ways)
         holds, fails = self._split(statement.test, ways)
         taken = self._block(statement.body, replace(frame, guards=(*frame.guards, Guard(statement.test, True))), holds)
         other = self._block(statement.orelse, replace(frame, guards=(*frame.guards, Guard(statement.test, False))), fails)
-        return _merged([*taken, *other])
+        return merged([*taken, *other])
 
-    def _loop(self, loop: Loop, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _loop(self, loop: Loop, frame: Frame, ways: list[Way]) -> list[Way]:
         if not isinstance(loop, ast.While):
             ways = self._expression(loop.iter, frame, ways)
         inner = replace(frame, loops=(*frame.loops, loop))
         changed = self._all_stored(loop)
-        done: list[_Way] = []
+        done: list[Way] = []
         for iteration in range(2):
             ways = [replace(way, assumptions=repeatable(forget(way.assumptions, changed))) for way in ways]
             ways = self._note_loop(loop, Kind.ITERATION, inner, ways)
             if isinstance(loop, ast.While):
                 ways = self._expression(loop.test, inner, ways)
-            ways = _resumed(self._block(loop.body, inner, ways), "continue")
+            ways = resumed(self._block(loop.body, inner, ways), "continue")
             done.extend(way for way in ways if way.ending)
-            ways = _merged(way for way in ways if not way.ending)
+            ways = merged(way for way in ways if not way.ending)
             if iteration == 0:
-                repeated = _chosen(ways, _REPEATED)
+                repeated = chosen(ways, _REPEATED)
                 # What happened only on the ways that are not repeated must not be lost.
                 done.extend(replace(way, ending="break") for way in ways if way not in repeated)
                 ways = repeated
         left = self._note_loop(loop, Kind.LOOP_END, frame, self._block(loop.orelse, frame, ways))
         broken = self._note_loop(loop, Kind.LOOP_END, frame, [way for way in done if way.ending == "break"])
-        return _merged([*left, *_resumed(broken, "break"), *(way for way in done if way.ending != "break")])
+        return merged([*left, *resumed(broken, "break"), *(way for way in done if way.ending != "break")])
 
     def _all_stored(self, statement: ast.stmt) -> frozenset[str]:
         """The names that a statement and all that it holds give other values."""
         if statement not in self._stored:
             self._stored[statement] = frozenset(
-                name for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute) for name in _stored(node)
+                name for node in ast.walk(statement) if isinstance(node, (ast.Name, ast.Attribute)) for name in _stored(node)
             )
         return self._stored[statement]
 
-    def _note_loop(self, loop: Loop, kind: Kind, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _note_loop(self, loop: Loop, kind: Kind, frame: Frame, ways: list[Way]) -> list[Way]:
         event = self._event(kind, loop, frame)
         return [replace(way, events=(*way.events, event)) for way in ways]
 
-    def _with(self, statement: ast.With | ast.AsyncWith, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _with(self, statement: ast.With | ast.AsyncWith, frame: Frame, ways: list[Way]) -> list[Way]:
         for item in statement.items:
             ways = self._expression(item.context_expr, frame, ways)
             frame = replace(frame, regions=(*frame.regions, *self._regions(item.context_expr)))
         return self._block(statement.body, frame, ways)
 
-    def _try(self, statement: ast.Try, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _try(self, statement: ast.Try, frame: Frame, ways: list[Way]) -> list[Way]:
         tried = self._block(statement.body, frame, ways)
         raised = [way for way in tried if way.ending == "raise"]
         fine = self._block(statement.orelse, frame, [way for way in tried if way.ending != "raise"])
         found = [*fine] if statement.handlers else [*fine, *raised]
         for handler in statement.handlers:
             # An exception may come at any time: the handler goes on from before the body, or from what raised in it.
-            found.extend(self._block(handler.body, frame, _merged([*ways, *_resumed(raised, "raise")])))
+            found.extend(self._block(handler.body, frame, merged([*ways, *resumed(raised, "raise")])))
         if not statement.finalbody:
-            return _merged(found)
+            return merged(found)
         endings = {way.ending for way in found}
-        last: list[_Way] = []
+        last: list[Way] = []
         for ending in endings:
-            ended = self._block(statement.finalbody, frame, _resumed([way for way in found if way.ending == ending], ending))
+            ended = self._block(statement.finalbody, frame, resumed([way for way in found if way.ending == ending], ending))
             last.extend(replace(way, ending=way.ending or ending) for way in ended)
-        return _merged(last)
+        return merged(last)
 
-    def _match(self, statement: ast.Match, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _match(self, statement: ast.Match, frame: Frame, ways: list[Way]) -> list[Way]:
         ways = self._expression(statement.subject, frame, ways)
         found = list(ways)
         for case in statement.cases:
             found.extend(self._block(case.body, frame, ways))
-        return _merged(found)
+        return merged(found)
 
-    def _expression(self, node: ast.AST, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _expression(self, node: ast.AST, frame: Frame, ways: list[Way]) -> list[Way]:
         """Goes through an expression in the order in which Python does."""
         if not self._relevance.marked(node) or isinstance(node, ast.Lambda):
             return ways
         if isinstance(node, ast.IfExp):
             ways = self._expression(node.test, frame, ways)
             holds, fails = self._split(node.test, ways)
-            return _merged([*self._expression(node.body, frame, holds), *self._expression(node.orelse, frame, fails)])
+            return merged([*self._expression(node.body, frame, holds), *self._expression(node.orelse, frame, fails)])
         for child in ast.iter_child_nodes(node):
             ways = self._expression(child, frame, ways)
         if isinstance(node, ast.Call):
@@ -316,7 +241,7 @@ class Walk:
             return self._called(node, frame, ways)
         return ways
 
-    def _called(self, call: ast.Call, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _called(self, call: ast.Call, frame: Frame, ways: list[Way]) -> list[Way]:
         """Goes through a function of this file where it is called."""
         functions = [routine.node for routine in self._module.routines(call) if self._relevance.leads_on(routine.node)]
         inner = [
@@ -326,16 +251,16 @@ class Walk:
         ]
         if not inner or len(frame.calls) >= _DEPTH:
             return ways
-        found: list[_Way] = []
+        found: list[Way] = []
         for function in inner:
             # Its parameters are others than those of the call before, and than names of the caller that are spelled alike.
             own = _renamed(call, function)
             entered = [replace(way, assumptions=forget(way.assumptions, own)) for way in ways]
-            left = _resumed(self._function(function, frame, entered), "return")
+            left = resumed(self._function(function, frame, entered), "return")
             found.extend(replace(way, assumptions=forget(way.assumptions, own)) for way in left)
-        return _merged(found)
+        return merged(found)
 
-    def _note(self, node: ast.AST, frame: _Frame, ways: list[_Way]) -> list[_Way]:
+    def _note(self, node: ast.AST, frame: Frame, ways: list[Way]) -> list[Way]:
         part = self._relevance.parts[node]
         event = self._event(part.kind, node, frame)
         if part.scaler is None or not isinstance(node, ast.Call):
@@ -349,7 +274,7 @@ class Walk:
             for way in ways
         ]
 
-    def _event(self, kind: Kind, node: ast.AST, frame: _Frame) -> Event:
+    def _event(self, kind: Kind, node: ast.AST, frame: Frame) -> Event:
         """The event of a place in a context; the same object each time, so that equal ways are found equal."""
         key = (kind, node, frame.calls, frame.loops, frame.guards, frame.regions)
         if key not in self._events:
@@ -396,7 +321,7 @@ def _given(call: ast.Call, function: Function, name: str) -> Iterable[ast.expr]:
 
 def _stored(target: ast.AST) -> Iterable[str]:
     """The names that a target writes: `x`, and `scaler` of `self.scaler`."""
-    if isinstance(target, ast.Tuple | ast.List):
+    if isinstance(target, (ast.Tuple, ast.List)):
         for part in target.elts:
             yield from _stored(part)
     elif isinstance(target, ast.Starred):

@@ -119,7 +119,7 @@ class Recognition:
     def target(self, node: ast.expr) -> Target:
         """An object by where it is kept: the same for all spellings that lead to one value or place."""
         root: ast.expr = node
-        while isinstance(root, ast.Attribute | ast.Subscript):
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
             root = root.value
         names = [root, *(part for part in ast.walk(node) if isinstance(part, ast.Name))] if root is not node else [root]
         varies = any(binding.kind == "element" for name in names for binding in self._module.bindings(name))
@@ -132,7 +132,7 @@ class Recognition:
         bindings = self._module.bindings(node)
         if len(bindings) == 1 and depth < 8 and not bindings[0].path and bindings[0].kind == "value":
             value = bindings[0].value
-            if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+            if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)):
                 return self._identity(value, depth + 1)
         return dotted(node) or self._module.source(node)
 
@@ -287,7 +287,7 @@ class Recognition:
                 node = node.value
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 node = node.args[0] if node.args and self._module.name(node.func).startswith("torch.") else node.func
-            elif isinstance(node, ast.ListComp | ast.GeneratorExp):
+            elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
                 node = node.elt
             elif isinstance(node, ast.Subscript):
                 node = node.value
@@ -299,7 +299,7 @@ class Recognition:
         if last in _HARMLESS or self._module.routines(call):
             return None
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-            if isinstance(argument, ast.Name | ast.Attribute) and (scaler := self.scaler(argument)) is not None:
+            if isinstance(argument, (ast.Name, ast.Attribute)) and (scaler := self.scaler(argument)) is not None:
                 return Part(kind=Kind.ESCAPE, scaler=scaler)
             if isinstance(argument, ast.Name) and argument.id == "self":
                 return Part(kind=Kind.ESCAPE)
@@ -316,6 +316,6 @@ def _argument(call: ast.Call, name: str) -> ast.expr | None:
 
 def _last(node: ast.expr) -> str:
     """The name that an expression goes by: `optimizer` for `self.optimizer`, `optimizers` for `self.optimizers[0]`."""
-    while isinstance(node, ast.Subscript | ast.Call):
+    while isinstance(node, (ast.Subscript, ast.Call)):
         node = node.value if isinstance(node, ast.Subscript) else node.func
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -95,7 +95,7 @@ class Relevance:
 
     def _may_be_part(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Assign):
-            return any(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+            return any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
         if not isinstance(node, ast.Call):
             return False
         return self._recognition.last_name(node) in CANDIDATES
