@@ -68,7 +68,7 @@ class TestProcess:
         assert {"ast", "click", "halfstep"} <= loaded
         heavy = {"torch", "numpy", "plotly", "jinja2", "rich", "libcst", "cattrs", "tomlkit", "multiprocessing", "concurrent"}
         assert not heavy & loaded
-        assert not {"halfstep.lint.fixing", "halfstep.records.run", "halfstep.records.codec", "halfstep.report.html", "difflib"} & modules
+        assert not {"halfstep.lint.fixing", "halfstep.records.run", "halfstep.records.codec", "halfstep.report.html"} & modules
 
     def test_a_terminal_shows_colours(self, folder: Path) -> None:
         (folder / "train.py").write_text(CLIPPED)

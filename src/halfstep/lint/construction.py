@@ -9,7 +9,7 @@ from typing import Protocol
 from halfstep.lint.signatures import AUTOCASTS, DTYPES, OPTIMIZERS, SCALERS, SCHEDULERS, arguments_of
 from halfstep.lint.values import Autocast, Constant, Dtype, Made, Network, Optimizer, Scaler, Scheduler, Value
 
-__all__ = ["HasValues", "construct", "dtypes_of", "enabled_of"]
+__all__ = ["HasValues", "construct", "dtypes_of", "enabled_of", "may_construct"]
 
 
 class HasValues(Protocol):
@@ -22,6 +22,21 @@ class HasValues(Protocol):
     @property
     def complete(self) -> bool:
         """Whether it is never anything else."""
+
+
+def may_construct(name: str) -> bool:
+    """Whether a call of a class or function of this full name makes a scaler, an autocast region, an optimizer or a schedule.
+
+    Args:
+        name: The name.
+
+    Example:
+        >>> may_construct("torch.optim.AdamW"), may_construct("torch.stack")
+        (True, False)
+    """
+    last = name.rpartition(".")[2]
+    known = name in SCALERS or name in AUTOCASTS or last in OPTIMIZERS or last in SCHEDULERS
+    return known or name.startswith("torch.optim.lr_scheduler")
 
 
 def construct(call: ast.Call, name: str, evaluate: Callable[[ast.AST], HasValues]) -> Made | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar, final
 
-from halfstep.lint.construction import dtypes_of
+from halfstep.lint.construction import dtypes_of, may_construct
 from halfstep.lint.evaluation import Evaluation
 from halfstep.lint.flow import Trace, trace_module
 from halfstep.lint.scopes import Binding, Scopes, dotted
@@ -252,12 +252,26 @@ class Module:
         return self._made(Scheduler)
 
     def _made(self, kind: type[Kind]) -> list[Kind]:
-        found: list[Kind] = []
+        return [value for value in self._all_made if isinstance(value, kind)]
+
+    @cached_property
+    def _all_made(self) -> Sequence[Value]:
+        """What the calls of the file make. Most calls are of functions that make nothing, which their names tell."""
+        found: list[Value] = []
         for call in self.nodes(ast.Call):
-            for value in self.values(call):
-                if isinstance(value, kind) and value.node is call:
-                    found.append(value)
+            names = self.names(call.func)
+            if any(may_construct(name) for name in names) or (not names and self._may_make(call.func)):
+                found.extend(value for value in self.values(call) if getattr(value, "node", None) is call)
         return found
+
+    def _may_make(self, function: ast.expr) -> bool:
+        """Whether a name of this file stands for a class that derives from a scaler, or for what functools.partial() has made."""
+        for binding in self.bindings(function):
+            if isinstance(binding.node, ast.ClassDef):
+                return any(name.endswith("GradScaler") for name in self.evaluation.base_names(binding.node))
+            if isinstance(binding.value, ast.Call) and "functools.partial" in self.names(binding.value.func):
+                return True
+        return False
 
     def callers(self, function: Function) -> Sequence[ast.Call]:
         """The calls in this file that may reach a function of it."""

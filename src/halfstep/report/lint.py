@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import diff_bytes, unified_diff
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -178,8 +179,6 @@ def difference(label: str, before: bytes, after: bytes) -> bytes:
         +a = 2
         \ No newline at end of file
     """
-    from difflib import diff_bytes, unified_diff  # noqa: PLC0415 - only where somebody asks for it
-
     name = _diff_name(label)
     lines = diff_bytes(unified_diff, _lines(before), _lines(after), name, name)
     return b"".join(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines)
