@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -52,6 +54,24 @@ def test_a_file_that_cannot_be_read_is_a_failure_of_its_own(tmp_path: Path) -> N
     checked = list(check_files(found, TOYS))
     assert [len(each.failures) for each in checked] == [0, 1, 0]
     assert checked[1].failures[0] == f"Cannot read {found[1].path}: No such file or directory."
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied only there")
+def test_a_process_is_copied_only_where_that_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    assert batches._start_method() == "fork"
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    assert batches._start_method() == "spawn"
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    assert batches._start_method() == "spawn"
+
+
+def test_the_collection_of_garbage_is_as_before(tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    assert len(list(check_files(jobs(tmp_path, "old_scaler"), TOYS))) == 1
+    assert gc.get_threshold() == before
 
 
 def test_one_core_needs_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

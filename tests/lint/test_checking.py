@@ -11,6 +11,7 @@ import pytest
 
 from halfstep.lint import checking
 from halfstep.lint.checking import CheckedFile, RuleBook, check_content, may_hold_amp
+from halfstep.lint.magics import unmasked
 from halfstep.lint.rules import RULES
 from halfstep.lint.rules.rule import AbstractRule, Safety
 from halfstep.lint.source import Change
@@ -137,6 +138,9 @@ class TestSuppressions:
     def test_a_comment_switches_a_finding_off(self, text: str) -> None:
         assert check(text, allowed=ANY) == CheckedFile(path="a.py")
 
+    def test_a_finding_of_the_whole_file_is_in_no_line(self) -> None:
+        assert found(check("x  # halfstep: ignore\nodd_scaler\n")) == ["HS904 1:1"]
+
     def test_a_comment_of_another_line_or_rule_does_not(self) -> None:
         text = "old_scaler  # halfstep: ignore[HS902]\nwith a:  # halfstep: ignore\n    old_scaler\n"
         assert found(check(text)) == ["HS901 1:1", "HS901 3:5"]
@@ -242,9 +246,27 @@ class TestNotebooks:
         assert checked.rewriting.content == content.replace(b"old_scaler", b"new_scaler")
         assert [change.label for change in checked.rewriting.changes] == ["a.ipynb:cell 1", "a.ipynb:cell 3"]
 
+    def test_a_fix_that_breaks_a_cell_is_a_failure_and_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            "halfstep.lint.notebooks.unmasked", lambda text, hidden: (unmasked(text, hidden) or "").replace("new_scaler", "= 1")
+        )
+        content = document(code("old_scaler"), code("x = 1"))
+        checked = check(content, path="a.ipynb", allowed=SAFE)
+        assert (found(checked), checked.rewriting) == (["HS901 1/1:1"], None)
+        (failure,) = checked.failures
+        assert failure.startswith("a.ipynb could not be fixed and is as it was: SyntaxError: the result does not parse (invalid syntax)")
+
     def test_a_file_switches_all_cells_off(self) -> None:
         content = document(code("# halfstep: ignore-file[HS000]"), code("scaler = = 1"))
         assert check(content, path="a.ipynb").violations == ()
+
+    @pytest.mark.parametrize(
+        "begin",
+        ["%load_ext autoreload\n%autoreload 2\n", "%%time\n", '"""What it is about."""\n', "import torch\n"],
+    )
+    def test_magics_and_a_docstring_may_stand_above_that(self, begin: str) -> None:
+        checked = check(document(code(f"{begin}# halfstep: ignore-file[HS000]\nx = 1"), code("scaler = = 1")), path="a.ipynb")
+        assert (checked.violations, checked.warnings) == ((), ())
 
     def test_what_is_no_notebook_is_one_finding(self) -> None:
         assert found(check(b'{"cells": [\nscaler', path="a.ipynb")) == ["HS000 2:1"]

@@ -115,6 +115,12 @@ def test_a_message_names_magics_as_they_are() -> None:
     assert named(f"`x = {M0}` and {M1}", {0: "!ls"}) == f"`x = !ls` and {M1}"
 
 
+@pytest.mark.parametrize("line", ["{}x", "x{}# c", "{}", "x = [{}]", "x {}?{}x", "'{}", "={}x", "a{}=", "In [1]:{}"])
+def test_long_lines_do_not_take_for_ever(line: str) -> None:
+    mask_cell("!ls\n" + line.replace("{}", " " * 20_000), first=0)
+    mask_cell("!ls\n" + line.replace("{}", "? = " * 5_000), first=0)
+
+
 def test_columns_of_other_code_stay() -> None:
     cell = mask_cell("!ls\n    \nif a:\n        b()", first=5)
     assert cell.text == "__halfstep_magic_5__\n    \nif a:\n        b()"

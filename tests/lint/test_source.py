@@ -123,6 +123,12 @@ class TestNewlines:
     def test_lines_end_as_they_did(self, text: str, like: str, result: str) -> None:
         assert with_newlines(text, like=like) == result
 
+    def test_many_lines_that_are_alike_do_not_take_for_ever(self) -> None:
+        lines = [f"x = {number}" if number % 3 else "" for number in range(50_000)]
+        like = "".join(line + NEWLINES[number % 7 == 0] for number, line in enumerate(lines))
+        ended = with_newlines("\n".join(["first", *lines, "last", ""]), like=like)
+        assert ended == f"first\n{like}last\n"
+
     @given(parts=st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from(NEWLINES))), new=st.lists(st.sampled_from("abc")))
     def test_a_text_is_never_changed_itself(self, parts: list[tuple[str, str]], new: list[str]) -> None:
         like = "".join(line + newline for line, newline in parts)

@@ -190,6 +190,7 @@ class TestHeaders:
             ("match a:\n    case 1 if FIND:\n        y\n    case 2:\n        y\n", (2, 2)),
             ("match a:\n    case 1:\n        y\n    case (\n        2\n    ) if FIND:\n        y\n", (4, 6)),
             ("match a:\n    case 1 if FIND: y\n", (2, 2)),
+            ("match (\n    FIND\n):\n    case 1:\n        y\n", (1, 3)),
             ("try:\n    y\nexcept FIND:\n    y\nexcept z:\n    y\n", (3, 3)),
             ("try:\n    y\nexcept z:\n    y\nexcept (\n    z,\n    FIND,\n):\n    y\n", (5, 8)),
             ("try: y\nexcept FIND: y\n", (2, 2)),

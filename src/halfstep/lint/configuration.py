@@ -56,7 +56,7 @@ class Configuration:
 
     def excludes(self, path: Path) -> bool:
         """Whether a file or folder is not to be checked, for what it is called itself and not for the folders that it is in."""
-        return bool(self.exclude) and any(_fits_itself(glob, self._relative(path)) for glob in self.exclude)
+        return any(_fits_itself(glob, self._relative(path)) for glob in self.exclude)
 
     def ignored_in(self, path: Path) -> tuple[str, ...]:
         """The rules that are off in one file."""

@@ -191,10 +191,25 @@ class Evaluation:
             return self.evaluate(node.value)
         if isinstance(node, ast.Lambda):
             return Possible((Routine(node=node),), True)
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
-            # One of the values of a table that is written on the spot.
-            return _union(self.evaluate(value) for value in node.value.values)
-        return _UNKNOWN
+        return self._element(node) if isinstance(node, ast.Subscript) else _UNKNOWN
+
+    def _element(self, node: ast.Subscript) -> Possible:
+        """What is taken from a table or a list. Scalers that are taken by other keys are others, even if one call makes them all."""
+        container: ast.AST = node.value
+        bindings = self.bindings(container)
+        if len(bindings) == 1 and bindings[0].kind == "value" and not bindings[0].path and bindings[0].value is not None:
+            container = bindings[0].value
+        if isinstance(container, (ast.ListComp, ast.DictComp)):
+            found = self.evaluate(container.elt if isinstance(container, ast.ListComp) else container.value)
+        elif isinstance(container, (ast.Dict, ast.List, ast.Tuple)):
+            found = _union(self.evaluate(value) for value in (container.values if isinstance(container, ast.Dict) else container.elts))
+        else:
+            return _UNKNOWN
+        scalers = [value for value in found.values if isinstance(value, Scaler)]
+        if not scalers:
+            return found
+        key = (scalers[0].node or container, ast.unparse(node))
+        return Possible((self._unbound.setdefault(key, replace(scalers[0], place=key[1])),), len(scalers) == len(found.values))
 
     def _place(self, node: ast.Name | ast.Attribute) -> Possible:
         for name in self.names(node):

@@ -218,8 +218,8 @@ def _replaced(document: str, sources: Mapping[int, str]) -> str:
     begin = _skip(document, 0)
     array, _ = dict(_members(document, begin))["cells"]
     cells = dict(enumerate(_items(document, array), start=1))
-    # Documents that have escapes and nothing beyond ASCII were written by who escapes everything.
-    escapes = document.isascii() and "\\u" in document
+    # Who wrote nothing beyond ASCII escapes everything.
+    escapes = document.isascii()
     for number in sorted(sources, reverse=True):
         first, end = dict(_members(document, cells[number][0]))["source"]
         document = document[:first] + _rendered(document[first:end], sources[number], escapes=escapes) + document[end:]

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import final
 
@@ -239,14 +240,18 @@ def with_newlines(text: str, *, like: str) -> str:
 
 
 def _mixed(text: str, like: str, usual: str) -> Iterator[str]:
-    from difflib import SequenceMatcher  # noqa: PLC0415 - for the rare file whose lines end differently
-
     endings = [*_NEWLINES.findall(like), ""]
     old, new = _NEWLINES.split(like), text.split("\n")
-    # A line that takes the place of another ends as that one did.
-    kept = {
-        new_first + place: endings[old_first + place]
-        for _, old_first, old_last, new_first, new_last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    shortest = min(len(old), len(new))
+    head = next((place for place in range(shortest) if old[place] != new[place]), shortest)
+    tail = next((place for place in range(shortest - head) if old[-1 - place] != new[-1 - place]), shortest - head)
+    # A line that takes the place of another ends as that one did. Lines that are all alike, such as empty ones, are compared only beside
+    # others, or it would take minutes.
+    kept = dict(enumerate(endings[:head])) | {len(new) - 1 - place: endings[len(old) - 1 - place] for place in range(tail)}
+    middle = SequenceMatcher(None, old[head : len(old) - tail], new[head : len(new) - tail])
+    kept |= {
+        head + new_first + place: endings[head + old_first + place]
+        for _, old_first, old_last, new_first, new_last in middle.get_opcodes()
         for place in range(min(old_last - old_first, new_last - new_first))
     }
     for place, line in enumerate(new):

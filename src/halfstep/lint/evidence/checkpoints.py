@@ -8,13 +8,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from halfstep.lint.evidence.bindings import Reaching
 from halfstep.lint.evidence.training import is_optimizer
 from halfstep.lint.module import Module
 from halfstep.lint.syntax import FUNCTIONS, Function
 from halfstep.lint.values import Scaler
 
-__all__ = ["Checkpoint", "Owned", "checkpoints", "mentions_scaler_state", "owned_scalers", "saved_key", "state_calls"]
+__all__ = [
+    "Checkpoint",
+    "Owned",
+    "checkpoints",
+    "lone_states",
+    "mentions_scaler_state",
+    "owned_scalers",
+    "saved_key",
+    "state_calls",
+    "uses_of",
+]
 
+_STREAM: Final = re.compile(r"(?i)buf|io$|stream")
 _SCALER: Final = re.compile(r"(?i)scaler|grad_?scal|(^|_)amp(_|$)")
 
 
@@ -26,16 +38,18 @@ class Checkpoint:
     Attributes:
         save: The call that saves it.
         table: The dictionary where it is written.
-        name: The variable that holds it; `None` where it is written in the call.
+        names: The variables that hold it on its way to the call; none where it is written in the call.
         optimizer: The call of the optimizer's `state_dict()`.
         key: What the optimizer's state is called in it.
+        entry: The assignment that puts the optimizer's state into it; `None` where the dictionary is written with it.
     """
 
     save: ast.Call
     table: ast.Dict | ast.Call
-    name: ast.Name | None
+    names: tuple[ast.Name, ...]
     optimizer: ast.Call
     key: str
+    entry: ast.Assign | None
 
 
 @final
@@ -65,13 +79,24 @@ def checkpoints(module: Module) -> Iterator[Checkpoint]:
         if not _is_save(call, module):
             continue
         for argument in call.args[:2]:
-            table, name = _table(argument, module)
-            if table is not None:
-                for key, value in _items(table):
-                    optimizer = next((each for each, owner in state_calls(value, module) if is_optimizer(owner, module)), None)
-                    if optimizer is not None:
-                        yield Checkpoint(save=call, table=table, name=name, optimizer=optimizer, key=key)
-                        break
+            table, names = _table(argument, module)
+            if table is None:
+                continue
+            for key, value, entry in (*((*item, None) for item in _items(table)), *_entries(names, module)):
+                optimizer = next((each for each, owner in state_calls(value, module) if is_optimizer(owner, module)), None)
+                if optimizer is not None:
+                    yield Checkpoint(save=call, table=table, names=names, optimizer=optimizer, key=key, entry=entry)
+                    break
+
+
+def lone_states(module: Module) -> Iterator[tuple[ast.Call, ast.Call]]:
+    """The calls that save an optimizer's state in a file of its own, each with the state."""
+    for call in module.nodes(ast.Call):
+        if len(call.args) != 2 or module.name(call.func) != "torch.save" or _STREAM.search(module.key(call.args[1])):
+            continue
+        state = call.args[0]
+        if isinstance(state, ast.Call) and any(each is state and is_optimizer(owner, module) for each, owner in state_calls(state, module)):
+            yield call, state
 
 
 def _is_save(call: ast.Call, module: Module) -> bool:
@@ -79,27 +104,57 @@ def _is_save(call: ast.Call, module: Module) -> bool:
     return last in {"save", "save_checkpoint", "save_on_master", "_save"} and module.name(call.func) not in {"numpy.save"}
 
 
-def _table(node: ast.expr, module: Module) -> tuple[ast.Dict | ast.Call | None, ast.Name | None]:
-    """The dictionary that an expression is: written on the spot, or given to a variable once."""
+def _table(node: ast.expr, module: Module, limit: int = 3) -> tuple[ast.Dict | ast.Call | None, tuple[ast.Name, ...]]:
+    """The dictionary that an expression is, and the variables on the way: written on the spot, given to a variable, or returned."""
     if _is_table(node, module):
         assert isinstance(node, ast.Dict | ast.Call)
-        return node, None
-    if not isinstance(node, ast.Name):
-        return None, None
-    bindings = module.bindings(node)
-    bound = bindings[0].value if len(bindings) == 1 and bindings[0].kind == "value" and not bindings[0].path else None
-    if bound is None or not _is_table(bound, module) or module.function(bindings[0].node) is not module.function(node):
-        return None, None
-    assert isinstance(bound, ast.Dict | ast.Call)
-    return bound, node
+        return node, ()
+    given: list[ast.expr | None] = []
+    if isinstance(node, ast.Name):
+        bindings = Reaching(module).bindings(node)
+        known = all(each.kind == "value" and not each.path and module.function(each.node) is module.function(node) for each in bindings)
+        given = [each.value for each in bindings] if known else []
+    elif isinstance(node, ast.Call):
+        given = [*module.evaluation.returned(node)]
+    if len(given) != 1 or given[0] is None or limit == 0:
+        return None, ()
+    table, names = _table(given[0], module, limit - 1)
+    return table, (node, *names) if isinstance(node, ast.Name) else names
 
 
 def _is_table(node: ast.expr, module: Module) -> bool:
     if isinstance(node, ast.Dict):
         return all(key is not None for key in node.keys)
     if isinstance(node, ast.Call) and module.name(node.func) == "builtins.dict":
-        return not node.args and bool(node.keywords) and all(word.arg is not None for word in node.keywords)
+        return not node.args and all(word.arg is not None for word in node.keywords)
     return False
+
+
+def _entries(names: Sequence[ast.Name], module: Module) -> Iterator[tuple[str, ast.expr, ast.Assign]]:
+    """What is put into a dictionary after it was made, as in `state["optimizer"] = optimizer.state_dict()`."""
+    for name in names:
+        for use in uses_of(name, module):
+            target = module.parent(use)
+            statement = module.statement(use)
+            if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign) and statement.targets == [target]:
+                key = target.slice.value if isinstance(target.slice, ast.Constant) else ""
+                yield str(key), statement.value, statement
+
+
+def uses_of(name: ast.Name, module: Module) -> list[ast.Name]:
+    """Where a function reads the variable that a name reads: all places, or those since it got its value if it gets several."""
+    order, function = module.syntax.order, module.function(name)
+    bindings = Reaching(module).bindings(name)
+    first = order(bindings[0].node) if bindings and len(module.bindings(name)) > 1 else None
+    return [
+        each
+        for each in module.nodes(ast.Name)
+        if each.id == name.id
+        and each is not name
+        and isinstance(each.ctx, ast.Load)
+        and module.function(each) is function
+        and (first is None or first < order(each) < order(name))
+    ]
 
 
 def _items(table: ast.Dict | ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -144,7 +199,12 @@ def saved_key(module: Module) -> str:
 
 
 def _is_scaler(node: ast.expr, module: Module) -> bool:
-    return any(isinstance(value, Scaler) for value in module.values(node))
+    """Whether an expression is a scaler, or a parameter that nothing else is known of and that is called as one of the file's scalers."""
+    values = module.values(node)
+    if values or [each.kind for each in module.bindings(node)] != ["parameter"]:
+        return any(isinstance(value, Scaler) for value in values)
+    made = (_held_by(scaler, module) for scaler in module.scalers if scaler.node is not None)
+    return module.key(node) in {place.rpartition(".")[2] for place in made}
 
 
 def owned_scalers(function: Function | None, node: ast.AST, module: Module, callers: Sequence[ast.AST | None] = ()) -> list[Owned]:
@@ -164,8 +224,9 @@ def owned_scalers(function: Function | None, node: ast.AST, module: Module, call
         home = module.function(scaler.node)
         place = _held_by(scaler, module)
         if place.startswith("self."):
-            if owner is not None and module.owner(scaler.node) is owner:
-                found.append(Owned(scaler=scaler, place=place))
+            maker = module.owner(scaler.node)
+            if maker is not None and (maker is owner or maker in map(module.owner, filter(None, callers))):
+                found.append(Owned(scaler=scaler, place=place if maker is owner else ""))
         elif place and (home is function or home is None or home in _around(function, module)):
             found.append(Owned(scaler=scaler, place=place))
         elif place and home in callers:

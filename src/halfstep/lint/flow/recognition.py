@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from halfstep.lint.flow.events import Kind, Target
 from halfstep.lint.scopes import Binding, dotted
+from halfstep.lint.syntax import FUNCTIONS
 from halfstep.lint.values import Optimizer, Scaler, Scheduler
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _CLEANERS = frozenset(("nan_to_num_", "nan_to_num"))
 
 # The last names of calls that can be a part of a step at all.
 CANDIDATES = (
-    frozenset(("backward", "unscale_", "step", "update", "update_parameters", "zero_grad", "get_scale", "zero_"))
+    frozenset(("backward", "unscale_", "step", "update", "update_parameters", "zero_grad", "get_scale", "zero_", "add_", "lerp_"))
     | _AVERAGERS
     | _CLIPS
     | _CLAMPS
@@ -52,6 +53,8 @@ _CALLED_SCHEDULER = re.compile(r"(?i)sched|(^|_)warmup|lr_policy")
 _CALLED_AVERAGE = re.compile(r"(?i)(^|_)(ema|swa|averaged?_?model|model_ema|averager|ema_model|target_(net|network|model))\w*$")
 # Methods that a base class elsewhere may bring, and that may well touch the scaler.
 _SUSPECT = re.compile(r"(?i)clip|unscale|optim|step|backward|hook|callback|grad|amp|scaler")
+_FINITE = re.compile(r"isfinite|isnan|isinf")
+_WEIGHTS = re.compile(r"\.(named_)?(parameters|buffers)\(\)|\.state_dict\(\)")
 _HARMLESS = frozenset(
     ("print", "isinstance", "len", "type", "id", "repr", "str", "hasattr", "getattr", "vars", "bool", "append", "debug", "info")
 )
@@ -141,23 +144,59 @@ class Recognition:
             return self._assignment(node)
         if not isinstance(node, ast.Call):
             return None
-        function, last = node.func, self.last_name(node)
-        part = None
-        if isinstance(function, ast.Attribute) and last in self._methods:
-            part = self._methods[last](node, function.value)
-        elif last in _CLIPS:
-            part = self._clip(node)
-        elif last in _CLEANERS and any(self._of_gradients(inner) for inner in (function, *node.args)):
-            part = Part(kind=Kind.CLEAN)
-        elif last in _NORMS:
-            part = self._norm(node, function)
-        elif last in _CLAMPS and self._of_gradients(function):
-            part = Part(kind=Kind.CLIP)
-        elif last == "zero_" and self._of_gradients(function):
-            part = Part(kind=Kind.ZERO_GRAD)
-        elif last in _AVERAGERS:
-            part = Part(kind=Kind.AVERAGE, optimizer=self.target(function))
-        return part or self._escape(node, last)
+        last = self.last_name(node)
+        part = self._by_receiver(node, node.func, last) if isinstance(node.func, ast.Attribute) else None
+        return part or self._by_name(node, last) or self._escape(node, last)
+
+    def _by_receiver(self, call: ast.Call, function: ast.Attribute, last: str) -> Part | None:
+        """What a method is, by what it is called on."""
+        if last in self._methods:
+            return self._methods[last](call, function.value)
+        if last in _CLAMPS and self._of_gradients(function):
+            return Part(kind=Kind.CLIP)
+        if last == "zero_" and self._of_gradients(function):
+            return Part(kind=Kind.CLEAN if self._asks_for_finite(call) else Kind.ZERO_GRAD)
+        if last in {"add_", "lerp_"}:
+            return self._moved_weight(call, function)
+        if last.endswith("_step") and _CALLED_OPTIMIZER.search(_last(function.value)):
+            return Part(kind=Kind.ESCAPE)  # A step of somebody's own, such as that of SAM.
+        return None
+
+    def _by_name(self, call: ast.Call, last: str) -> Part | None:
+        """What a function or method is, by its own name."""
+        if last in _CLIPS:
+            return self._clip(call)
+        if last in _CLEANERS and any(self._of_gradients(inner) for inner in (call.func, *call.args)):
+            return Part(kind=Kind.CLEAN)
+        if last in _NORMS:
+            return self._norm(call, call.func)
+        if last in _AVERAGERS:
+            return Part(kind=Kind.AVERAGE, optimizer=self.target(call.func))
+        return None
+
+    def _asks_for_finite(self, node: ast.AST) -> bool:
+        """Whether something happens only to what is, or is not, finite."""
+        for holder, part in self._module.syntax.ancestors(node):
+            if isinstance(holder, ast.If) and part in holder.body and _FINITE.search(self._module.source(holder.test)):
+                return True
+            if isinstance(holder, FUNCTIONS):
+                return False
+        return False
+
+    def _moved_weight(self, call: ast.Call, function: ast.Attribute) -> Part | None:
+        """An average of weights that is moved by hand: `a.lerp_(w, r)` or `a.mul_(m).add_(w)` in a loop over two models' weights."""
+        inner = function.value
+        if function.attr == "add_":
+            if not (isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "mul_"):
+                return None
+            inner = inner.func.value
+        for loop in self._module.loops(call):
+            pairs = loop.iter if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else None
+            if pairs is None or self._module.name(pairs.func) != "builtins.zip":
+                continue
+            if sum(_WEIGHTS.search(self._module.source(part)) is not None for part in pairs.args) > 1:
+                return Part(kind=Kind.AVERAGE, optimizer=self.target(inner))
+        return None
 
     def _assignment(self, node: ast.Assign) -> Part | None:
         for target in node.targets:
@@ -167,7 +206,7 @@ class Recognition:
             if isinstance(node.value, ast.Constant) and node.value.value is None and inner is target:
                 return Part(kind=Kind.ZERO_GRAD, optimizer=self.target(inner.value))
             text = self._module.source(node)
-            if "nan_to_num" in text or (inner is not target and re.search(r"isfinite|isnan|isinf", text)):
+            if "nan_to_num" in text or ((inner is not target or "where(" in text) and _FINITE.search(text)):
                 return Part(kind=Kind.CLEAN)
         return None
 

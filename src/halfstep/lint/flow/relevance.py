@@ -98,7 +98,8 @@ class Relevance:
             return any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
         if not isinstance(node, ast.Call):
             return False
-        return self._recognition.last_name(node) in CANDIDATES
+        last = self._recognition.last_name(node)
+        return last in CANDIDATES or last.endswith("_step")
 
     def _home(self, node: ast.AST) -> ast.AST:
         return self._module.function(node) or self._module.tree

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
 from halfstep.lint.edits import InsertStatement
-from halfstep.lint.flow import Event, Kind, Trace, Verdicts, line_of, written_scaler
+from halfstep.lint.flow import Event, Kind, Trace, Verdicts, depends, line_of, written_scaler
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
 __all__ = ["MissingUpdate"]
+
+
+_LOOKED_AT = re.compile(r"isfinite|isnan|isinf|norm")
 
 
 @final
@@ -163,6 +167,7 @@ def train(model, loader, optimizer):
         for trace in module.traces:
             _judge_steps(trace, verdicts, ends=not updated and not handed)
             _judge_skips(trace.events, verdicts)
+            _judge_branches(trace.events, verdicts)
         for place, event in verdicts.shown():
             yield _finding(module, place, event)
 
@@ -213,6 +218,27 @@ def _judge_skips(events: Sequence[Event], verdicts: Verdicts[Event]) -> None:
             verdicts.wrong(event.node, unscaled)
 
 
+def _judge_branches(events: Sequence[Event], verdicts: Verdicts[Event]) -> None:
+    """Whether the branch that leaves a bad batch out passes the update by, and comes to unscale_() again."""
+    unscaled: Event | None = None
+    for event in events:
+        if event.kind in (Kind.UPDATE, Kind.ESCAPE, Kind.STEP, Kind.LEAVE, Kind.LOOP_END):
+            unscaled = None
+        elif event.kind is Kind.UNSCALE and event.scaler is not None and event.scaler.enabled is not False:
+            if unscaled is not None and unscaled.node is event.node and (branch := _branch(events, event)) is not None:
+                verdicts.wrong(branch, event)
+            unscaled = event
+
+
+def _branch(events: Sequence[Event], unscale: Event) -> ast.expr | None:
+    """The condition on the gradients' norm that the step stands behind, and unscale_() does not."""
+    if unscale.optimizer is not None and unscale.optimizer.varies:
+        return None
+    steps = [step for step in events if step.kind is Kind.STEP and step.scaler is unscale.scaler and step.loops == unscale.loops]
+    guards = [guard for step in steps for guard in depends(step, unscale) or ()]
+    return next((guard.test for guard in guards if _LOOKED_AT.search(ast.unparse(guard.test))), None)
+
+
 def _meets_again(rest: Sequence[Event], unscaled: Event) -> bool:
     """Whether the next iteration comes to unscale_() again with no update in between."""
     for event in rest:
@@ -234,6 +260,12 @@ def _finding(module: Module, place: ast.AST, event: Event) -> Finding:
         )
         edit = InsertStatement(statement=place, code=update, where="before")
         return Finding(node=place, message=message, fix=Fix(edits=(edit,), safety="unsafe"))
+    if place is not event.node:
+        message = (
+            f"One branch of this condition leaves the iteration after `{scaler}.unscale_({optimizer})` in line {line_of(event)} without "
+            f"`{update}`: the next `unscale_()` raises a RuntimeError. Call `{update}` behind both branches."
+        )
+        return Finding(node=place, message=message)
     message = (
         f"`{scaler}.step({optimizer})` is not followed by `{update}`: the scale never changes, and the next step raises a RuntimeError. "
         f"Call `{update}` once at the end of the iteration."

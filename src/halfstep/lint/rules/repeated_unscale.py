@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
@@ -12,6 +13,9 @@ from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
 __all__ = ["RepeatedUnscale"]
+
+
+_LOOKED_AT = re.compile(r"isfinite|isnan|isinf|norm")
 
 
 @final
@@ -176,7 +180,11 @@ def _is_gated(events: Sequence[Event], unscale: Event) -> bool:
         return False  # A loop over optimizers, not over micro-batches.
     steps = [event for event in events if event.kind is Kind.STEP and event.scaler is unscale.scaler and event.loops == unscale.loops]
     left = any(event.kind is Kind.LEAVE for event in events)
-    return bool(steps) and not left and all(depends(step, unscale) for step in steps)
+    further = [depends(step, unscale) for step in steps]
+    if not steps or left or not all(further):
+        return False
+    # A branch on the norm leaves a bad batch out: what is missing there is the update.
+    return not any(_LOOKED_AT.search(ast.unparse(guard.test)) for guards in further for guard in guards or ())
 
 
 def _finding(module: Module, place: ast.AST, event: Event, before: Event) -> Finding:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from halfstep.lint.edits import AddArgument, InsertStatement, ReplaceExpression
-from halfstep.lint.evidence.checkpoints import Checkpoint, Owned, checkpoints, mentions_scaler_state, owned_scalers
+from halfstep.lint.evidence.checkpoints import Checkpoint, Owned, checkpoints, lone_states, mentions_scaler_state, owned_scalers, uses_of
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.spelling import quoted, text_of
 from halfstep.lint.evidence.training import entries_of
@@ -38,7 +38,7 @@ Save `scaler.state_dict()` in the same dictionary, and load it next to the optim
 that it can be saved all the same.
 
 The rule fires on a dictionary that is saved with an optimizer's `state_dict()` in it, where a scaler is in use and its state is saved
-nowhere in the file. A checkpoint of weights only is left alone.
+nowhere in the file; and on an optimizer's state that is saved in a file of its own there. A checkpoint of weights only is left alone.
 
 The fix adds the scaler's state to the dictionary. It is safe: code that loads the checkpoint reads what it knows by name. Loading the
 new entry is up to you.
@@ -212,12 +212,31 @@ def save(model, optimizer):
         for checkpoint in checkpoints(module):
             if checkpoint.table in seen or _is_filled_elsewhere(checkpoint, module):
                 continue
-            function = module.function(checkpoint.save)
-            callers = [] if function is None else [module.function(call) for call, _bound in gather(module).frames.sites(function)]
-            owned = [each for each in owned_scalers(function, checkpoint.save, module, callers) if not _is_idle(each, module)]
-            if owned:
+            if owned := _in_use(checkpoint.entry or checkpoint.table, module):
                 seen.add(checkpoint.table)
-                yield Finding(node=_shown(checkpoint), message=_message(checkpoint, owned[0], module), fix=_fix(checkpoint, owned, module))
+                fix = _fix(checkpoint, owned, module)
+                yield Finding(
+                    node=_shown(checkpoint, module), message=_message("checkpoint holds", checkpoint.optimizer, owned[0], module), fix=fix
+                )
+        if not seen:
+            yield from _alone(module)
+
+
+def _alone(module: Module) -> Iterator[Finding]:
+    """The optimizers' states that are saved in files of their own, one for each function."""
+    seen: set[ast.AST | None] = set()
+    for save, state in lone_states(module):
+        function = module.function(save)
+        if function not in seen and (owned := _in_use(save, module)):
+            seen.add(function)
+            yield Finding(node=save, message=_message("function saves", state, owned[0], module))
+
+
+def _in_use(node: ast.AST, module: Module) -> list[Owned]:
+    """The scalers that the function around a node has and that matter."""
+    function = module.function(node)
+    callers = [] if function is None else [module.function(call) for call, _bound in gather(module).frames.sites(function)]
+    return [each for each in owned_scalers(function, node, module, callers) if not _is_idle(each, module)]
 
 
 def _is_idle(owned: Owned, module: Module) -> bool:
@@ -228,22 +247,19 @@ def _is_idle(owned: Owned, module: Module) -> bool:
 
 def _is_filled_elsewhere(checkpoint: Checkpoint, module: Module) -> bool:
     """Whether a variable's dictionary gets entries that are not known, or goes to unknown code before it is saved."""
-    if checkpoint.name is None:
-        return False
-    function = module.function(checkpoint.save)
-    for name in module.nodes(ast.Name):
-        if (
-            name.id != checkpoint.name.id
-            or name is checkpoint.name
-            or module.function(name) is not function
-            or isinstance(name.ctx, ast.Store)
-        ):
-            continue
-        parent = module.parent(name)
-        if isinstance(parent, ast.Attribute) and parent.attr in {"update", "setdefault"}:
-            return True
-        if isinstance(parent, ast.Call) and parent is not checkpoint.save and name in parent.args and not _saves(parent):
-            return True
+    for name in checkpoint.names:
+        for use in uses_of(name, module):
+            parent = module.parent(use)
+            if isinstance(parent, ast.Attribute) and parent.attr in {"update", "setdefault"}:
+                return True
+            if isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and not isinstance(parent.slice, ast.Constant):
+                return True
+            if isinstance(parent, ast.Call) and parent is not checkpoint.save and use in parent.args and not _saves(parent):
+                return True
+        function = module.function(name)
+        for change in module.nodes(ast.AugAssign):
+            if module.function(change) is function and module.key(change.target) == name.id:
+                return True
     return False
 
 
@@ -253,8 +269,11 @@ def _saves(call: ast.Call) -> bool:
     )
 
 
-def _shown(checkpoint: Checkpoint) -> ast.expr:
-    return checkpoint.save if checkpoint.name is None else checkpoint.table
+def _shown(checkpoint: Checkpoint, module: Module) -> ast.AST:
+    if checkpoint.entry is not None:
+        return checkpoint.entry
+    written_there = module.statement(checkpoint.table) is module.statement(checkpoint.save)
+    return checkpoint.save if written_there else checkpoint.table
 
 
 def _key(checkpoint: Checkpoint) -> str:
@@ -263,12 +282,12 @@ def _key(checkpoint: Checkpoint) -> str:
     return key if changed else "scaler"
 
 
-def _message(checkpoint: Checkpoint, owned: Owned, module: Module) -> str:
+def _message(what: str, state: ast.Call, owned: Owned, module: Module) -> str:
     place = owned.place or "scaler"
     line = owned.scaler.node.lineno if owned.scaler.node is not None else 0
     made = f" (line {line})" if line else ""
     return (
-        f"The checkpoint holds {quoted(checkpoint.optimizer, module)} but not the state of the scaler{made}: after a resume the scale "
+        f"The {what} {quoted(state, module)} but not the state of the scaler{made}: after a resume the scale "
         f"starts at its first value again, and the first steps are skipped. Save `{place}.state_dict()` as well."
     )
 
@@ -277,16 +296,27 @@ def _fix(checkpoint: Checkpoint, owned: list[Owned], module: Module) -> Fix | No
     if len(owned) != 1 or not owned[0].place:
         return None
     key, state = _key(checkpoint), f"{owned[0].place}.state_dict()"
+    if checkpoint.entry is not None:
+        return _inserted(checkpoint.entry.targets[0], key, state, checkpoint.entry)
     if isinstance(checkpoint.table, ast.Call):
         edit = AddArgument(call=checkpoint.table, code=f"{key}={state}", where="last") if key.isidentifier() else None
         return None if edit is None else Fix(edits=(edit,), safety="safe")
     extended = _extended(checkpoint.table, key, state, module)
     if extended:
         return Fix(edits=(ReplaceExpression(node=checkpoint.table, code=extended),), safety="safe")
-    if checkpoint.name is None:
+    statement = module.statement(checkpoint.table)
+    if isinstance(statement, ast.Assign) and statement.value is checkpoint.table and len(statement.targets) == 1:
+        return _inserted(statement.targets[0], key, state, statement)
+    return None
+
+
+def _inserted(target: ast.expr, key: str, state: str, statement: ast.Assign) -> Fix | None:
+    """An assignment of one more entry behind the statement that makes a dictionary or sets an entry of it."""
+    name = target.value if isinstance(target, ast.Subscript) else target
+    if not isinstance(name, ast.Name):
         return None
-    code = f'{checkpoint.name.id}["{key}"] = {state}'
-    return Fix(edits=(InsertStatement(statement=module.statement(checkpoint.table), code=code, where="after"),), safety="safe")
+    code = f'{name.id}["{key}"] = {state}'
+    return Fix(edits=(InsertStatement(statement=statement, code=code, where="after"),), safety="safe")
 
 
 def _extended(table: ast.Dict, key: str, state: str, module: Module) -> str:
