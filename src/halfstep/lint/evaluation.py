@@ -384,12 +384,19 @@ class Evaluation:
                     pending.append(inner)
         return found
 
+    def given(self, parameter: ast.AST) -> list[ast.expr | None]:
+        """What each call in this file passes for a parameter; `None` where a call leaves it to its default."""
+        function = self._syntax.parent(self._syntax.parent(parameter) or parameter)
+        if not isinstance(function, FUNCTIONS) or not isinstance(parameter, ast.arg):
+            return []
+        return [passed(call, function, parameter.arg, bound=bound) for call, bound in self._sites.of(function)]
+
     def _parameter(self, parameter: ast.AST) -> Possible:
         """What the calls in this file pass for a parameter, and its default."""
         function = self._syntax.parent(self._syntax.parent(parameter) or parameter)
         if not isinstance(function, FUNCTIONS) or not isinstance(parameter, ast.arg):
             return _UNKNOWN
-        given = [passed(call, function, parameter.arg, bound=bound) for call, bound in self._sites.of(function)]
+        given = self.given(parameter)
         parts = [self.evaluate(value) for value in given if value is not None]
         default = default_of(function, parameter)
         if default is not None and (len(parts) < len(given) or not given):

@@ -105,3 +105,49 @@ def test_setting_a_private_attribute_is_told_and_left_to_a_person() -> None:
     code = CODE.format("1") + "scaler._growth_interval = 100\n"
     assert [line for line, _ in findings(code, RULES)] == [5]
     assert fixed(code, RULES) == code
+
+
+def test_setting_the_scale_is_done_by_update() -> None:
+    (message,) = messages(CODE.format("1") + "scaler._scale = low\n", RULES)
+    assert "`scaler.update(new_scale)` sets the scale." in message
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "print(scaler._scale)",
+        "print('scale', scaler._scale, sep=': ')",
+        "float(scaler._scale)",
+        "f'{scaler._scale}'",
+        "scaler._scale < 1.0",
+        "2 * scaler._scale",
+        "log.info('scale %s', scaler._scale)",
+        "writer.add_scalar('scale', scaler._scale, 3)",
+        "{'scale': scaler._scale}",
+        "table[scaler._scale]",
+        "scaler._scale\nprint(x < 2.0)",
+    ],
+)
+def test_a_number_takes_the_place_of_the_scale(use: str) -> None:
+    assert fixed(CODE.format(use), RULES) == CODE.format(use.replace("scaler._scale", "scaler.get_scale()"))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "torch.log2(scaler._scale)",
+        "torch.ones(1).to(scaler._scale)",
+        "torch.full((1,), 2.0, out=scaler._scale)",
+        "loss.type_as(scaler._scale)",
+        "scaler._scale.clone()",
+        "scaler._scale.device",
+        "scaler._scale[0]",
+        "scaler._scale is None",
+        "reduce(scaler._scale)",
+        "scaler._scale\nprint(x.item())",
+        "scaler._scale\ntorch.log2(x)",
+    ],
+)
+def test_where_a_tensor_is_asked_for_nothing_is_changed(use: str) -> None:
+    assert len(findings(CODE.format(use), RULES)) == 1
+    assert fixed(CODE.format(use), RULES) == CODE.format(use)

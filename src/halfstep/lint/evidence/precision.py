@@ -127,7 +127,8 @@ class Evidence:
         if binding.kind == "unknown" and isinstance(changed := self._module.parent(binding.node), ast.AugAssign):
             # What is changed in place keeps its type.
             before = self._reaching.bindings(changed.target)
-            return self._bound(before[0], node, frame) if len(before) == 1 else UNKNOWN_NUMBERS
+            known = len(before) == 1 and before[0].node is not binding.node
+            return self._bound(before[0], node, frame) if known else UNKNOWN_NUMBERS
         if binding.kind == "parameter":
             located = self.frames.argument(binding.node, home)
             if located is not None:

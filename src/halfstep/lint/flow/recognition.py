@@ -236,8 +236,13 @@ class Recognition:
             if binding.kind == "entered":
                 return None
             value = binding.value
-            simple = value is not None and binding.kind == "value" and not binding.path
-            found.append(self._scaled(value, depth + 1) if simple and value is not None else None if "scale" in text else (None, loss))
+            passed_on = [given for given in self._module.evaluation.given(binding.node) if given is not None]
+            if value is not None and binding.kind == "value" and not binding.path:
+                found.append(self._scaled(value, depth + 1))
+            elif passed_on:
+                found.extend(self._scaled(given, depth + 1) for given in passed_on)
+            else:
+                found.append(None if "scale" in text else (None, loss))
         scalers = {part[0] for part in found if part is not None}
         if None in found or len(scalers) > 1:
             return None
@@ -290,7 +295,7 @@ class Recognition:
     def _update(self, call: ast.Call, receiver: ast.expr) -> Part | None:
         scaler = self.scaler(receiver)
         if scaler is not None:
-            return Part(kind=Kind.UPDATE, scaler=scaler, operand=call.args[0] if call.args else None)
+            return Part(kind=Kind.UPDATE, scaler=scaler, operand=_argument(call, "new_scale"))
         return self._average(call, receiver) if _CALLED_AVERAGE.search(_last(receiver)) else None
 
     def _average(self, call: ast.Call, receiver: ast.expr) -> Part | None:

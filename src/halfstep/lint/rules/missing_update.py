@@ -169,7 +169,7 @@ def train(model, loader, optimizer):
             _judge_skips(trace.events, verdicts)
             _judge_branches(trace.events, verdicts)
         for place, event in verdicts.shown():
-            yield _finding(module, place, event)
+            yield _finding(module, place, event, elsewhere=updated)
 
 
 def _judge_steps(trace: Trace, verdicts: Verdicts[Event], *, ends: bool) -> None:
@@ -249,7 +249,7 @@ def _meets_again(rest: Sequence[Event], unscaled: Event) -> bool:
     return False
 
 
-def _finding(module: Module, place: ast.AST, event: Event) -> Finding:
+def _finding(module: Module, place: ast.AST, event: Event, *, elsewhere: bool) -> Finding:
     scaler = written_scaler(event) or "scaler"
     optimizer = event.optimizer.text if event.optimizer is not None else "optimizer"
     update = f"{scaler}.update()"
@@ -271,6 +271,7 @@ def _finding(module: Module, place: ast.AST, event: Event) -> Finding:
         f"Call `{update}` once at the end of the iteration."
     )
     statement = module.statement(place)
-    simple = isinstance(statement, ast.Expr | ast.Assign)
+    # An update that stands elsewhere would come too often then.
+    simple = isinstance(statement, ast.Expr | ast.Assign) and not elsewhere
     edit = InsertStatement(statement=statement, code=update, where="after")
     return Finding(node=place, message=message, fix=Fix(edits=(edit,), safety="safe") if simple else None)

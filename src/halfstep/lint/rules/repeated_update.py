@@ -147,11 +147,24 @@ def train(model, critic, loader, first, second):
     def check(self, module: Module) -> Iterator[Finding]:
         """Yields a finding for each update that is one too many."""
         verdicts: Verdicts[tuple[Event, Event]] = Verdicts()
+        idle: Verdicts[tuple[Event, Event]] = Verdicts()
         for trace in module.traces:
             _judge_iteration(trace.events, verdicts)
             _judge_accumulation(trace.events, verdicts)
+            _judge_idle(trace.events, idle)
         for place, (update, other) in verdicts.shown():
             yield _finding(module, place, update, other)
+        for place, (update, other) in idle.shown():
+            scaler = written_scaler(update)
+            message = (
+                f"Nothing was stepped or unscaled since `{scaler}.update()` in line {line_of(other)}: this call raises an AssertionError, "
+                f'"No inf checks were recorded prior to update". Call it once, behind the step.'
+            )
+            statement = module.statement(place)
+            whole = isinstance(statement, ast.Expr)
+            yield Finding(
+                node=place, message=message, fix=Fix(edits=(DeleteStatement(statement=statement),), safety="safe") if whole else None
+            )
 
 
 def _judge_iteration(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
@@ -190,6 +203,24 @@ def _judge_accumulation(events: Sequence[Event], verdicts: Verdicts[tuple[Event,
             scaled[event.scaler] = event
         elif event.kind is Kind.UPDATE and event.scaler in scaled and event.operand is None:
             updated[event.scaler] = event
+
+
+def _judge_idle(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
+    """Whether an update has anything to go by."""
+    before: dict[object, Event] = {}
+    for event in events:
+        if event.kind is Kind.ESCAPE:
+            before.clear()
+        elif event.kind in (Kind.STEP, Kind.UNSCALE):
+            before.pop(event.scaler, None)
+        elif event.kind is Kind.UPDATE and event.scaler is not None:
+            if event.operand is not None:
+                before.pop(event.scaler, None)
+            elif event.scaler in before and before[event.scaler].node is not event.node and event.scaler.enabled is not False:
+                verdicts.wrong(event.node, (event, before[event.scaler]))
+            else:
+                verdicts.right(event.node)
+            before[event.scaler] = event
 
 
 def _is_followed(module: Module, update: Event) -> bool:

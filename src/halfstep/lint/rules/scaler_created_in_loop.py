@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import final
 
 from halfstep.lint.edits import DeleteStatement, InsertStatement
+from halfstep.lint.evidence.renewal import makes_network, set_in, targets_of
+from halfstep.lint.evidence.training import is_optimizer
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
-from halfstep.lint.syntax import FUNCTIONS, Loop
+from halfstep.lint.syntax import Loop
 from halfstep.lint.values import Optimizer, Scaler
 
 __all__ = ["ScalerCreatedInLoop"]
@@ -240,35 +242,40 @@ def compare(model, optimizer, loader, criterion):
 
 
 def _loop_of_calls(statement: ast.stmt, place: str, module: Module) -> Loop | None:
-    """The loop that calls a function again and again, which makes a scaler each time for an optimizer that it is given."""
+    """The loop that calls a function again and again, which makes a scaler each time for an optimizer that was there before."""
     function = module.function(statement)
     if not isinstance(function, ast.FunctionDef) or statement not in function.body or function.name in {"__init__", "main"}:
         return None
     parameters = {parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
-    steps = [
-        call.args[0].id
+    stepped = {
+        module.key(call.args[0])
         for call in module.nodes(ast.Call)
         if module.function(call) is function
         and isinstance(call.func, ast.Attribute)
         and call.func.attr == "step"
         and module.key(call.func.value) == place
         and call.args
-        and isinstance(call.args[0], ast.Name)
-    ]
-    given = parameters.intersection(steps)
-    if not given or not any(isinstance(part, ast.For | ast.While) for part in ast.walk(function)):
+    }
+    held = {optimizer for optimizer in stepped if optimizer.startswith("self.")}
+    if not held | parameters & stepped or not any(isinstance(part, ast.For | ast.While) for part in ast.walk(function)):
         return None
     for call in module.callers(function):
         for loop in module.loops(call)[-1:]:
-            passed_on = {module.key(argument) for argument in (*call.args, *(word.value for word in call.keywords))} - {""}
-            if not passed_on & _set_in(loop, module) - _targets_of(loop, module) and not _makes_network(loop, module):
+            if _goes_on(loop, call, held, module):
                 return loop
     return None
 
 
-def _targets_of(loop: Loop, module: Module) -> set[str]:
-    """The variables of a loop: the number of an epoch, say."""
-    return set() if isinstance(loop, ast.While) else {module.key(part) for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+def _goes_on(loop: Loop, call: ast.Call, held: set[str], module: Module) -> bool:
+    """Whether a loop calls a function with the same objects each time, apart from the loop's own variables."""
+    made = set_in(loop, module)
+    passed_on = {module.key(argument) for argument in (*call.args, *(word.value for word in call.keywords))}
+    if isinstance(call.func, ast.Attribute):
+        receiver = module.key(call.func.value)
+        if held and receiver != "self":
+            return False
+        passed_on.add(receiver.partition(".")[0])
+    return not (passed_on - {""}) & (made - targets_of(loop, module)) and not held & made and not makes_network(loop, module)
 
 
 def _makes_scaler(call: ast.Call, module: Module) -> bool:
@@ -297,25 +304,13 @@ def _outermost_of_training(loops: tuple[Loop, ...], place: str, call: ast.Call, 
     """The outermost of the loops that goes on with the same optimizer and model; `None` where the innermost has new ones."""
     found: Loop | None = None
     for loop in reversed(loops):
-        made = _set_in(loop, module)
+        made = set_in(loop, module)
         optimizers = _optimizers(loop, place, module)
         depends = {module.key(part) for part in ast.walk(call) if isinstance(part, ast.Name | ast.Attribute)} & made
-        if not optimizers or optimizers & made or depends or _makes_network(loop, module):
+        if not optimizers or optimizers & made or place.partition(".")[0] in made - {place} or depends or makes_network(loop, module):
             return found
         found = loop
     return found
-
-
-def _set_in(loop: Loop, module: Module) -> set[str]:
-    """The places that a loop sets: its targets, all that is assigned in it, and in the methods that it calls."""
-    found: set[str] = set()
-    called = {call.func.attr for call in ast.walk(loop) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)}
-    methods = [function for function in module.nodes(ast.FunctionDef) if function.name in called]
-    for part in (loop, *methods):
-        for node in ast.walk(part):
-            if isinstance(node, ast.Attribute if part is not loop else ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(module.key(node))
-    return found - {""}
 
 
 def _optimizers(loop: Loop, place: str, module: Module) -> set[str]:
@@ -329,7 +324,15 @@ def _optimizers(loop: Loop, place: str, module: Module) -> set[str]:
         passed = [*call.args, *(keyword.value for keyword in call.keywords)]
         if any(module.key(argument) == place for argument in passed):
             found |= {module.key(part) for part in passed if any(isinstance(value, Optimizer) for value in module.values(part))}
+        elif _holder(place) and any(module.key(argument) == _holder(place) for argument in passed):
+            found |= {module.key(part) for part in passed if is_optimizer(part, module)}
     return found - {""}
+
+
+def _holder(place: str) -> str:
+    """The object that holds a place, as `loss_scaler` in `loss_scaler._scaler`; empty for what the method's own object holds."""
+    holder = place.rpartition(".")[0]
+    return "" if holder == "self" else holder
 
 
 def _root(node: ast.expr) -> str:
@@ -337,27 +340,6 @@ def _root(node: ast.expr) -> str:
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _makes_network(loop: Loop, module: Module) -> bool:
-    """Whether a loop makes a new optimizer or model, under whatever name."""
-    for node in ast.walk(loop):
-        if isinstance(node, FUNCTIONS):
-            continue
-        if isinstance(node, ast.Call) and any(isinstance(value, Optimizer) and value.node is node for value in module.values(node)):
-            return True
-        if isinstance(node, ast.Assign) and any(_is_new_model(target, node.value, module) for target in node.targets):
-            return True
-    return False
-
-
-def _is_new_model(target: ast.expr, value: ast.expr, module: Module) -> bool:
-    parts = target.elts if isinstance(target, ast.Tuple) else [target]
-    words = {word for part in parts for word in module.key(part).lower().rpartition(".")[2].split("_")}
-    if not words & {"model", "net", "network", "trainer", "optimizer", "optim", "opt"} or not isinstance(value, ast.Call):
-        return False
-    # `model = model.train()` and the like give back the same one.
-    return not isinstance(value.func, ast.Attribute) or module.key(value.func.value) not in {module.key(part) for part in parts}
 
 
 def _message(place: str, call: ast.Call, loop: Loop) -> str:

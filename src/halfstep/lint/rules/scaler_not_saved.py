@@ -229,7 +229,7 @@ def _alone(module: Module) -> Iterator[Finding]:
         function = module.function(save)
         if function not in seen and (owned := _in_use(save, module)):
             seen.add(function)
-            yield Finding(node=save, message=_message("function saves", state, owned[0], module))
+            yield Finding(node=save, message=_message("file saves", state, owned[0], module))
 
 
 def _in_use(node: ast.AST, module: Module) -> list[Owned]:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import final
 
 from halfstep.lint.edits import ReplaceExpression
+from halfstep.lint.evidence.numberplaces import item_call, takes_number
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 from halfstep.lint.signatures import SCALERS
@@ -121,7 +122,7 @@ Private attributes exist in some versions of torch and change without notice. `_
 `scaler._scale.item()` fails when training resumes with a validation run; `_per_optimizer_states` is emptied by `update()`.
 
 The fix puts the public method in its place where there is one. It is safe: the two give the same, or the old line raises. Only for a bare
-`_scale` it is unsafe, since that is a tensor and `get_scale()` gives a number.
+`_scale` it is unsafe, since that is a tensor and `get_scale()` gives a number; where a tensor is asked for, there is none.
 
 Nothing is said about a scaler whose class is not torch's own, about attributes that the file sets itself, or behind `hasattr`.
 """
@@ -359,7 +360,8 @@ def _message(attribute: ast.Attribute, module: Module) -> str:
     else:
         head = f"`{scaler}` is a GradScaler and has no attribute `{name}`: this raises an AttributeError."
     if name in _INSTEAD:
-        return f"{head} {_INSTEAD[name].format(scaler=scaler)}"
+        meant = name if isinstance(attribute.ctx, ast.Load) or name != "_scale" else "set_scale"
+        return f"{head} {_INSTEAD[meant].format(scaler=scaler)}"
     if _SKIPS.search(name):
         return f"{head} {_ABOUT_SKIPS}"
     if name in _GETTERS:
@@ -383,16 +385,9 @@ def _fix(attribute: ast.Attribute, module: Module) -> Fix | None:
             return None
         return Fix(edits=(ReplaceExpression(node=call or attribute, code=f"{scaler}.{_GETTERS[name]}()"),), safety="safe")
     if name == "_scale":
-        item = _item_call(attribute, module)
+        item = item_call(attribute, module)
         whole: ast.expr = item or attribute
+        if item is None and not takes_number(attribute, module):
+            return None
         return Fix(edits=(ReplaceExpression(node=whole, code=f"{scaler}.get_scale()"),), safety="safe" if item else "unsafe")
     return None
-
-
-def _item_call(attribute: ast.Attribute, module: Module) -> ast.Call | None:
-    """The call of `item()` on an attribute."""
-    method = module.parent(attribute)
-    if not isinstance(method, ast.Attribute) or method.attr != "item":
-        return None
-    call = module.parent(method)
-    return call if isinstance(call, ast.Call) and call.func is method else None
