@@ -10,7 +10,11 @@ from halfstep.lint.scopes import Binding
 from halfstep.lint.syntax import Function, Syntax
 from halfstep.lint.values import Routine
 
-__all__ = ["CallSites", "KnowsNames", "default_of", "elements_of", "is_method", "passed"]
+__all__ = ["CallSites", "KnowsNames", "callable_names", "default_of", "elements_of", "is_method", "passed"]
+
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_ASSIGNING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension)
+_NO_FUNCTIONS = (ast.Constant, ast.BinOp, ast.Compare, ast.JoinedStr, ast.Dict, ast.List)
 
 
 class KnowsNames(Protocol):
@@ -130,3 +134,27 @@ def elements_of(binding: Binding) -> Sequence[ast.expr]:
         binding: The binding of the loop's target.
     """
     return binding.value.elts if isinstance(binding.value, (ast.Tuple, ast.List, ast.Set)) else ()
+
+
+def callable_names(syntax: Syntax) -> frozenset[str]:
+    """The names that may stand for a function of a file: definitions, parameters, variables of loops, and other names for them.
+
+    Args:
+        syntax: The file.
+    """
+    found: set[str] = set()
+    targets: list[ast.expr] = []
+    for node in syntax.nodes(ast.arg, *_DEFINING, *_ASSIGNING):
+        if isinstance(node, _DEFINING):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Assign):
+            targets.extend(node.targets if not isinstance(node.value, _NO_FUNCTIONS) else ())
+        elif isinstance(node, _ASSIGNING):
+            targets.append(node.target)
+    for target in targets:
+        for part in ast.walk(target) if isinstance(target, (ast.Tuple, ast.List)) else (target,):
+            if isinstance(part, (ast.Name, ast.Attribute)):
+                found.add(part.id if isinstance(part, ast.Name) else part.attr)
+    return frozenset(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast, final
 
-from halfstep.lint.calls import CallSites, default_of, elements_of, is_method, passed
+from halfstep.lint.calls import CallSites, callable_names, default_of, elements_of, is_method, passed
 from halfstep.lint.construction import construct
 from halfstep.lint.scopes import Binding, Scopes, dotted
 from halfstep.lint.signatures import DTYPES
@@ -286,21 +286,7 @@ class Evaluation:
 
     @cached_property
     def _callables(self) -> frozenset[str]:
-        """The names that may stand for a function of this file: definitions, parameters, variables of loops, and other names for them."""
-        found = {node.name for node in self._syntax.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)}  # type: ignore[attr-defined]
-        found.update(node.arg for node in self._syntax.nodes(ast.arg))
-        targets: list[ast.AST] = [node.target for node in self._syntax.nodes(ast.For, ast.AsyncFor, ast.comprehension)]  # type: ignore[attr-defined]
-        for assignment in self._syntax.nodes(ast.Assign, ast.AnnAssign, ast.NamedExpr):
-            assert isinstance(assignment, (ast.Assign, ast.AnnAssign, ast.NamedExpr))
-            if not isinstance(assignment.value, (ast.Constant, ast.BinOp, ast.Compare, ast.JoinedStr, ast.Dict, ast.List)):
-                targets.extend(assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target])
-        for target in targets:
-            for part in ast.walk(target) if isinstance(target, (ast.Tuple, ast.List)) else (target,):
-                if isinstance(part, ast.Name):
-                    found.add(part.id)
-                elif isinstance(part, ast.Attribute):
-                    found.add(part.attr)
-        return frozenset(found)
+        return callable_names(self._syntax)
 
     def returned(self, call: ast.Call) -> list[ast.expr]:
         """The expressions that a call of a function of this file may give back."""
