@@ -80,14 +80,13 @@ def test_magics_are_masked_and_come_back(text: str, masked: str | None) -> None:
         ("%%time\n>>> x = 1", f"{M0}\nx = 1", ["", ">>> "]),
         ("    %%time\n    x = 1", f"{M0}\nx = 1", ["    ", "    "]),
         ("    x\ny", "x\ny", ["    ", ""]),
+        ("  %%time\n    x\n      # y", f"{M0}\nx\n  # y", ["  ", "    ", "    "]),
     ],
 )
 def test_prompts_and_the_indentation_of_a_cell_are_taken_away_and_come_back(text: str, code: str, prefixes: list[str]) -> None:
     cell = mask_cell(text, first=0)
     assert (cell.text, list(cell.prefixes), cell.error) == (code, prefixes, None)
-    whole = prefixed(cell.text, cell.prefixes)
-    assert whole is not None
-    assert unmasked(whole, cell.hidden) == text
+    assert unmasked(prefixed(cell.text, cell.prefixes, like=cell.text), cell.hidden) == text
 
 
 def test_prompts_in_a_text_are_left_alone() -> None:
@@ -97,18 +96,20 @@ def test_prompts_in_a_text_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "prefixes", "whole"),
+    ("text", "like", "prefixes", "whole"),
     [
-        ("x\n\ny\n", ["  ", "  ", ""], "  x\n\n  y\n"),
-        ("x", ["  ", "  "], "  x"),
-        ("x\ny", [">>> ", "... "], ">>> x\n... y"),
-        ("x\ny", [">>> "], None),
-        ("x\ny", ["  ", "", "\t"], None),
-        ("x\ny", [], "x\ny"),
+        ("x\n\ny\n", "x\ny\n", ["  ", "  ", ""], "  x\n\n  y\n"),
+        ("x", "x\ny", ["  ", "  "], "  x"),
+        ("x\nz", "x\ny", [">>> ", "... "], ">>> x\n... z"),
+        ("x\ny", "x", [">>> "], ">>> x\n>>> y"),
+        ("y\nx", "x", [">>> "], ">>> y\n>>> x"),
+        ("x\nnew\ny\nz", "x\ny\nz", ["  ", "", "\t"], "  x\n  new\ny\n\tz"),
+        ("new\nx\ny", "x\ny", ["", "  "], "  new\nx\n  y"),
+        ("x\ny", "x", [], "x\ny"),
     ],
 )
-def test_prefixes_come_back_where_it_is_clear_what_goes_where(text: str, prefixes: list[str], whole: str | None) -> None:
-    assert prefixed(text, prefixes) == whole
+def test_prefixes_come_back_to_the_lines_that_had_them(text: str, like: str, prefixes: list[str], whole: str) -> None:
+    assert prefixed(text, prefixes, like=like) == whole
 
 
 def test_a_message_names_magics_as_they_are() -> None:
@@ -157,6 +158,4 @@ def test_any_text_is_masked_line_by_line(text: str) -> None:
     assert cell.text.count("\n") == text.count("\n")
     ast.parse(cell.text)
     if cell.text.strip():
-        whole = prefixed(cell.text, cell.prefixes)
-        assert whole is not None
-        assert unmasked(whole, cell.hidden) == text
+        assert unmasked(prefixed(cell.text, cell.prefixes, like=cell.text), cell.hidden) == text

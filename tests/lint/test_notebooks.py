@@ -228,6 +228,25 @@ class TestWriting:
         changed = rewritten(notebook, notebook.text.replace("    b\n", "    b\nc\n"))
         assert json.loads(changed.content)["cells"][0]["source"] == ["    if a:\n", "        b\n", "    c\n", "\n", "    !ls"]
 
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "  !ls\nif a:\n    b\nc",
+            "    if a:\n        b\n    s = '''\nx\n'''\n",
+            "    # c\n    if a:\n        b\n  # tail\n",
+            "  %%time\n  if a:\n      b",
+        ],
+    )
+    def test_lines_that_were_not_indented_are_not(self, source: str) -> None:
+        notebook = read(code(source))
+        changed = rewritten(notebook, notebook.text.replace("if a:\n", "if a:\n    new\n"))
+        before = source[: source.index("if a:")].rpartition("\n")[2]
+        assert json.loads(changed.content)["cells"][0]["source"] == source.replace("if a:\n", f"if a:\n{before}    new\n")
+
+    def test_what_would_not_be_taken_away_again_cannot_be_put_back(self) -> None:
+        notebook = read(code('    x = """\na\n"""\n    y'))
+        assert notebook.rewriting(notebook.text.replace("a\n", "    a\n")) is None
+
     def test_prompts_stay(self) -> None:
         notebook = read(code(">>> if a:\n...     b\n"))
         changed = rewritten(notebook, notebook.text.replace("    b", "    c"))

@@ -13,7 +13,7 @@ from halfstep.lint.values import Routine
 __all__ = ["CallSites", "KnowsNames", "callable_names", "default_of", "elements_of", "is_method", "passed"]
 
 _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_ASSIGNING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension)
+_WITH_TARGET = (ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension)
 _NO_FUNCTIONS = (ast.Constant, ast.BinOp, ast.Compare, ast.JoinedStr, ast.Dict, ast.List)
 
 
@@ -144,14 +144,14 @@ def callable_names(syntax: Syntax) -> frozenset[str]:
     """
     found: set[str] = set()
     targets: list[ast.expr] = []
-    for node in syntax.nodes(ast.arg, *_DEFINING, *_ASSIGNING):
+    for node in syntax.nodes(ast.arg, ast.Assign, *_DEFINING, *_WITH_TARGET):
         if isinstance(node, _DEFINING):
             found.add(node.name)
         elif isinstance(node, ast.arg):
             found.add(node.arg)
         elif isinstance(node, ast.Assign):
             targets.extend(node.targets if not isinstance(node.value, _NO_FUNCTIONS) else ())
-        elif isinstance(node, _ASSIGNING):
+        elif isinstance(node, _WITH_TARGET):
             targets.append(node.target)
     for target in targets:
         for part in ast.walk(target) if isinstance(target, (ast.Tuple, ast.List)) else (target,):

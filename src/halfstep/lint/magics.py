@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from types import MappingProxyType
 from typing import Final, final
 
@@ -88,30 +89,51 @@ def mask_cell(text: str, *, first: int) -> MaskedCell:
 def _readings(lines: list[str]) -> Iterator[list[str]]:
     """The lines as they are, and without what IPython takes away from their beginnings."""
     yield lines
-    first = next(filter(str.strip, lines), "")
-    indentation = first[: len(first) - len(first.lstrip())]
-    code = [line.removeprefix(indentation) for line in lines]
-    if indentation:
+    code = _unindented(lines)
+    if code != lines:
         yield code
     for begin, prompt in _PROMPTS:
         if any(begin.match(line) for line in code):
             yield [line[match.end() :] if (match := prompt.match(line)) else line for line in code]
 
 
-def prefixed(text: str, prefixes: Sequence[str]) -> str | None:
-    r"""The text with what was taken away from its lines back in place; `None` where it cannot be told what goes where.
+def _unindented(lines: list[str]) -> list[str]:
+    """The lines without the indentation of the first one, where they have it; what is below a cell magic has one of its own."""
+    place = next((place for place, line in enumerate(lines) if line.strip()), None)
+    if place is None:
+        return lines
+    first = lines[place]
+    code = [line.removeprefix(first[: len(first) - len(first.lstrip())]) for line in lines]
+    return code[: place + 1] + _unindented(code[place + 1 :]) if code[place].startswith("%%") else code
+
+
+def prefixed(text: str, prefixes: Sequence[str], *, like: str) -> str:
+    r"""The text with what was taken away from its lines back in place.
+
+    Args:
+        text: The text.
+        prefixes: What was taken away from each line of an older version of it.
+        like: That version. A line that takes the place of another begins as that one did, and a new one as the line before it.
 
     Example:
-        >>> prefixed("x = 1\ny = 2", [">>> ", "... "]), prefixed("x\n\ny\nz", ["    ", "", "    "])
-        ('>>> x = 1\n... y = 2', '    x\n\n    y\n    z')
+        >>> prefixed("x = 1\nnew\ny = 2", [">>> ", "... "], like="x = 1\ny = 3")
+        '>>> x = 1\n>>> new\n... y = 2'
     """
     if not prefixes:
         return text
-    lines = text.split("\n")
-    if len(lines) == len(prefixes):
-        return "\n".join(map("".join, zip(prefixes, lines, strict=True)))
-    kinds = {prefix for prefix in prefixes if prefix}
-    return "\n".join(line and f"{prefix}{line}" for line in lines) if len(kinds) == 1 and (prefix := kinds.pop()).isspace() else None
+    old, new = like.split("\n"), text.split("\n")
+    kept = {
+        new_first + place: prefixes[old_first + place]
+        for _, old_first, old_last, new_first, new_last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+        for place in range(min(old_last - old_first, new_last - new_first))
+    }
+    lines: list[str] = []
+    before = next(filter(None, prefixes), "")
+    for place, line in enumerate(new):
+        if place in kept and line.strip():
+            before = kept[place]
+        lines.append(kept.get(place, before if line.strip() else "") + line)
+    return "\n".join(lines)
 
 
 def unmasked(text: str, hidden: Mapping[int, str]) -> str | None:

@@ -137,9 +137,11 @@ class Notebook(AbstractSource):
         texts: list[str] = []
         for cell, first, last in zip(self.cells, places, [*places[1:], len(lines)], strict=False):
             masked = "\n".join(lines[first + 1 : last])
-            prefixed_text = prefixed(masked, cell.prefixes)
-            restored = None if prefixed_text is None else unmasked(prefixed_text, cell.hidden)
+            restored = unmasked(prefixed(masked, cell.prefixes, like=cell.masked), cell.hidden)
             if restored is None or (masked != cell.masked and not cell.masked.strip()):
+                return None
+            # Where something was taken away, it has to be so again.
+            if cell.prefixes and mask_cell(restored, first=min(cell.hidden, default=0)).text != masked:
                 return None
             texts.append(cell.text if masked == cell.masked else restored)
         return texts

@@ -20,11 +20,13 @@ _MARK: Final = re.compile(r"halfstep\s*:|halfstep\s+ignore", re.IGNORECASE)
 _COMMENT: Final = re.compile(r"#\s*halfstep:\s*(?P<word>[\w-]+)(?P<list>\s*\[[^\]]*\]?)?")
 # What looks like one and is none, so that somebody would wait for it to have an effect.
 _NEARLY: Final = re.compile(
-    r"halfstep\s*(?::\s*)?ignore(?:-file)?\s*\[|#[\s:!]*halfstep\s*(?::\s*)?ignore(?:-file)?(?![\w-])", re.IGNORECASE
+    r"halfstep\s*(?::\s*)?ignore(?:-file)?\s*\[(?P<list>[^\]]*)|#[\s:!]*halfstep\s*(?::\s*)?ignore(?:-file)?(?![\w-])", re.IGNORECASE
 )
-# What follows `ignore` where brackets were meant.
-_UNBRACKETED: Final = re.compile(r"(?P<sign>[:=({<])?[^\w#]*(?P<word>\w+)?")
+# What follows `ignore` where brackets were meant, beside the names of rules.
+_SIGNS: Final = (":", "=", "(", "{", "<")
 _CODE: Final = re.compile(r"HS\d+", re.IGNORECASE)
+_BEGINNINGS: Final = ("HS", "hs")
+_WORD: Final = re.compile(r"\w+")
 _WORDS: Final = ("ignore", "ignore-file")
 _TRIVIA: Final = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING})
 
@@ -171,8 +173,10 @@ def _collected(comments: Iterator[_Comment], known: Sequence[RuleName]) -> Suppr
     warnings: list[tuple[int, str]] = []
     for comment in comments:
         found = list(_COMMENT.finditer(comment.text))
-        if not found and _NEARLY.search(comment.text):
-            warnings.append((comment.line, f"{_shortened(comment.text)} switches nothing off. Write # halfstep: ignore[{known[-1].code}]."))
+        nearly = _NEARLY.search(comment.text) if not found else None
+        if nearly is not None:
+            meant = nearly["list"] or known[-1].code
+            warnings.append((comment.line, f"{_shortened(comment.text)} switches nothing off. Write # halfstep: ignore[{meant}]."))
         for match in found:
             codes, faults = _codes(match, comment, known)
             warnings += [(comment.line, fault) for fault in faults]
@@ -212,12 +216,14 @@ def _codes(match: re.Match[str], comment: _Comment, known: Sequence[RuleName]) -
 
 
 def _meant(rest: str, known: Sequence[RuleName]) -> str | None:
-    """The rule that stands behind `ignore` without brackets; `None` where it is a reason, or nothing."""
-    match = _UNBRACKETED.match(rest)
-    sign, word = (match["sign"], match["word"] or "") if match is not None else (None, "")
-    if any(word.upper() == rule.code or word == rule.name for rule in known):
-        return word
-    return known[-1].code if sign or _CODE.fullmatch(word) else None
+    """The rules that stand behind `ignore` without brackets; `None` where it is a reason, or nothing."""
+    rest = rest.partition("#")[0]
+    words = _WORD.findall(rest)
+    rules = [word for word in words if any(word.upper() == rule.code or word == rule.name for rule in known)]
+    if rules:
+        return ", ".join(rules)
+    is_meant = rest.startswith(_SIGNS) or any(map(_CODE.fullmatch, words)) or (words and words[0] in _BEGINNINGS)
+    return known[-1].code if is_meant else None
 
 
 def _shortened(comment: str) -> str:

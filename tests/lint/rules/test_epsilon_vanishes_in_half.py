@@ -219,3 +219,21 @@ def test_the_fix_computes_in_float32() -> None:
     changed = fix_all(code, RULE)
     assert "a = a / ((high - low).float() + 1e-9)" in changed
     assert "return F.cosine_similarity(a.float(), b.float())" in changed
+
+
+@pytest.mark.parametrize("base", ["(Rate)", "(Other, Rate)", ""])
+def test_a_sum_that_a_base_class_counts_up_is_not_known(base: str) -> None:
+    check_marked(
+        f"""
+        class Rate:
+            'in half'
+            def update(self, wrong, total):
+                self.wrong += wrong
+                self.total += total
+
+        class Share{base}:
+            def compute(self):
+                return self.wrong / (self.total + 1e-8)
+        """,
+        RULE,
+    )

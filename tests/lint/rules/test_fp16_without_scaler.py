@@ -266,3 +266,74 @@ def test_the_fix_makes_a_scaler_before_the_loops() -> None:
     assert '    scaler = torch.amp.GradScaler("cuda")\n    for epoch in range(3):\n' in changed
     assert "scaler.scale(loss).backward()  # accumulates\n" in changed
     assert "            scaler.step(optimizer)\n                scaler.update()\n                optimizer.zero_grad()" in changed
+
+
+NAMESAKE = """
+import torch
+from sklearn.preprocessing import StandardScaler
+
+scaler = StandardScaler()
+
+def train(model, loader, features, optimizer):
+    features = scaler.fit_transform(features)
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):  # <-
+            loss = model(x)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_what_scales_features_scales_no_loss() -> None:
+    check_marked(NAMESAKE, RULE)
+    assert fix_all(NAMESAKE, RULE).split() == NAMESAKE.split()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "def log(scaler):\n    return scaler",
+        "scaler = make()",
+        "from apex import amp",
+        "state = model.scaler",
+        "class Loss:\n    def __init__(self):\n        self.scaler = make()",
+    ],
+)
+def test_a_word_that_may_mean_two_things_is_left_alone(more: str) -> None:
+    check_marked(f"{NAMESAKE.replace('  # <-', '')}\n{more}\n", RULE)
+
+
+IDLE = """
+import torch
+from torch.amp import GradScaler
+
+def train(model, loader, optimizer):
+    {made}
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):{mark}
+            loss = model(x)
+        loss.backward()
+        optimizer.step()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "after", "fires"),
+    [
+        ("scaler = GradScaler('cuda')", "", True),
+        ("scaler = torch.amp.GradScaler('cuda')", "", True),
+        ("loss_scaler = GradScaler('cuda')", "", True),
+        ("scaler = GradScaler('cuda')", "return scaler", False),
+        ("scaler = GradScaler('cuda')", "optimizer.attach(scaler)", False),
+        ("model.scaler = GradScaler('cuda')", "", False),
+        ("optimizer = wrap(optimizer, GradScaler('cuda'))", "", False),
+        ("scaler = GradScaler('cuda')", "optimizer = wrap(optimizer, GradScaler('cuda'))", False),
+    ],
+)
+def test_a_scaler_that_nobody_uses_scales_nothing(made: str, after: str, *, fires: bool) -> None:
+    code = IDLE.format(made=made, after=after, mark="  # <-" if fires else "")
+    check_marked(code, RULE)
+    assert fix_all(code, RULE).split() == code.split()

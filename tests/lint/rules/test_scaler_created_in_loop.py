@@ -108,3 +108,67 @@ class Trainer:
                 scaler.update()
 """
     assert lines(code) == []
+
+
+RUNNER = """
+import torch
+
+class Runner:
+    def __init__(self, model):
+        self.model, self.optimizer = model, make(model)
+
+    def renew(self):
+        {renew}
+
+    def begin(self):
+        self.renew()
+
+    def _train_epoch(self, loader, optimizer=None):
+        scaler = torch.amp.GradScaler("cuda")
+        for x in loader:
+            with torch.autocast("cuda"):
+                loss = self.model(x)
+            scaler.scale(loss).backward()
+            scaler.step({optimizer})
+            scaler.update()
+
+    def fit(self, loader, optimizer):
+        for epoch in range(10):
+            {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "call", "renew", "fires"),
+    [
+        ("self.optimizer", "self._train_epoch(loader)", "pass", True),
+        ("self.optimizer", "loss = self._train_epoch(loader)", "pass", True),
+        ("optimizer", "self._train_epoch(loader, optimizer)", "pass", True),
+        ("self.optimizer", "self.begin(); self._train_epoch(loader)", "pass", True),
+        ("self.optimizer", "self.begin(); self._train_epoch(loader)", "self.optimizer = make(self.model)", False),
+        ("self.optimizer", "self.optimizer = make(epoch); self._train_epoch(loader)", "pass", False),
+        ("self.optimizer", "Runner(epoch)._train_epoch(loader)", "pass", False),
+        ("self.optimizer", "runner = Runner(epoch); runner._train_epoch(loader)", "pass", False),
+        ("optimizer", "optimizer = make(epoch); self._train_epoch(loader, optimizer)", "pass", False),
+        ("optimizer", "runner = Runner(epoch); runner._train_epoch(loader, optimizer)", "pass", False),
+        ("self.other.optimizer", "self._train_epoch(loader)", "self.other = make(1)", True),
+    ],
+)
+def test_a_method_that_is_called_for_each_epoch(optimizer: str, call: str, renew: str, *, fires: bool) -> None:
+    assert lines(RUNNER.format(optimizer=optimizer, call=call, renew=renew)) == ([15] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("code", "fires"),
+    [
+        ("for e in range(3):\n    held.s = torch.amp.GradScaler('cuda')\n    epoch(model, optimizer, held)", True),
+        ("for e in range(3):\n    held.s = torch.amp.GradScaler('cuda')\n    epoch(model, held)", False),
+        (
+            "for e in range(3):\n    held = make()\n    held.s = torch.amp.GradScaler('cuda')\n    epoch(optimizer, held)",
+            False,
+        ),
+        ("for optimizer in every:\n    held.s = torch.amp.GradScaler('cuda')\n    epoch(model, optimizer, held)", False),
+    ],
+)
+def test_a_scaler_that_is_put_into_a_held(code: str, *, fires: bool) -> None:
+    assert lines(f"import torch\n\n{code}\n") == ([4] if fires else [])

@@ -210,3 +210,118 @@ def test_objects_that_a_function_makes_together() -> None:
         """,
         RESTORED,
     )
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        "state = {'net': model.state_dict()}\nstate['optimizer'] = optimizer.state_dict()  # <-\ntorch.save(state, 'x')",
+        "state = {}\nstate['net'] = model.state_dict()\nstate['optimizer'] = optimizer.state_dict()  # <-\ntorch.save(state, 'x')",
+        "state = dict()\nif args.full:\n    state['optimizer'] = optimizer.state_dict()  # <-\ntorch.save(state, 'x')",
+        "c = torch.load('x')\nargs.take(c)\nfor e in range(9):\n    c = {'o': optimizer.state_dict()}  # <-\n    torch.save(c, 'x')",
+        "c = None\nc = {'optimizer': optimizer.state_dict()}  # <-\nfor p in 'ab':\n    torch.save(c, p)\nc = args.c",
+        "torch.save(model.state_dict(), 'x')\ntorch.save(optimizer.state_dict(), 'y')  # <-\ntorch.save(args.optim.state_dict(), 'z')",
+    ],
+)
+def test_dictionaries_that_are_filled_in_steps(save: str) -> None:
+    check_marked(program(save), SAVED)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        "state = {}\nfor n in args:\n    state[n] = args[n]\nstate['optimizer'] = optimizer.state_dict()\ntorch.save(state, 'x')",
+        "state = {'optimizer': optimizer.state_dict()}\nstate |= args.more\ntorch.save(state, 'x')",
+        "state = {'optimizer': optimizer.state_dict()}\nif args.more:\n    state = args.more\ntorch.save(state, 'x')",
+        "state = {}\nstate['optimizer'] = optimizer.state_dict()\nstate['scaler'] = scaler.state_dict()\ntorch.save(state, 'x')",
+        "state = {}\nstate['net'] = model.state_dict()\ntorch.save(state, 'x')",
+        "torch.save(optimizer.state_dict(), args.buffer)",
+        "torch.save(optimizer.state_dict(), 'y')\ntorch.save(scaler.state_dict(), 'z')",
+        "torch.save(model.state_dict(), 'x')",
+        "args.save(optimizer.state_dict(), 'y')",
+    ],
+)
+def test_dictionaries_that_are_whole_or_not_known(save: str) -> None:
+    check_marked(program(save), SAVED)
+
+
+def test_the_fix_stands_behind_the_entry_of_the_optimizer() -> None:
+    changed = fix_all(program("state = {}\nstate['optim'] = optimizer.state_dict()\ntorch.save(state, 'x')"), SAVED)
+    assert "state['optim'] = optimizer.state_dict()\n    state[\"scaler\"] = scaler.state_dict()\n    torch.save" in changed
+
+
+ENGINE = """
+import torch
+
+def write(model, optimizer, path):
+    torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict()}}, path){function}
+
+class Engine:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.amp = torch.amp.GradScaler("cuda")
+
+    def state(self):
+        {state}
+
+    def save(self, path):
+        {save}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "state", "save"),
+    [
+        ("", 'return {"optimizer": self.optimizer.state_dict()}  # <-', "torch.save(self.state(), path)"),
+        ("", 'found = {"optimizer": self.optimizer.state_dict()}  # <-\n        return found', "torch.save(self.state(), path)"),
+        ("", 'return {"o": self.optimizer.state_dict()}  # <-', "c = self.state()\n        c['epoch'] = 1\n        torch.save(c, path)"),
+        ("", 'return {"o": self.optimizer.state_dict()}', "c = self.state()\n        c.update(self.more)\n        torch.save(c, path)"),
+        ("", 'return self.kept or {"o": self.optimizer.state_dict()}', "torch.save(self.state(), path)"),
+        (
+            "",
+            'if self.kept:\n            return self.kept\n        return {"o": self.optimizer.state_dict()}',
+            "torch.save(self.state(), path)",
+        ),
+        ("  # <-", "return {}", "write(self.model, self.optimizer, path)"),
+        ("", "return {}", "pass"),
+    ],
+)
+def test_states_that_a_method_gives_and_functions_that_a_class_calls(function: str, state: str, save: str) -> None:
+    code = ENGINE.format(function=function, state=state, save=save)
+    check_marked(code, SAVED)
+    if "# <-" in state:
+        assert "self.amp.state_dict()" in fix_all(code, SAVED)
+
+
+APART = """
+import torch
+
+def save(model, optimizer, {name}):
+    torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": {name}.state_dict()}}, "x")
+
+def resume(model, optimizer):
+    state = torch.load("x")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"]){mark}
+
+{made}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "mark"),
+    [
+        ("scaler", 'scaler = torch.amp.GradScaler("cuda")', "  # <-"),
+        ("scaler", 'def main(m, o):\n    scaler = torch.amp.GradScaler("cuda")\n    resume(m, o)', "  # <-"),
+        (
+            "scaler",
+            'class T:\n    def go(self):\n        self.s = torch.amp.GradScaler("cuda")\n        resume(*self.all)',
+            "  # <-",
+        ),
+        ("scaler", "", ""),
+        ("ema", 'scaler = torch.amp.GradScaler("cuda")', ""),
+        ("scaler", 'grad_scaler = torch.amp.GradScaler("cuda")', ""),
+    ],
+)
+def test_a_save_function_that_is_given_the_scaler(name: str, made: str, mark: str) -> None:
+    check_marked(APART.format(name=name, made=made, mark=mark), RESTORED)

@@ -69,14 +69,16 @@ class Walk:
         for statement in statements:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 continue
+            marked = self._relevance.marked(statement)
+            changed = self._changed(statement, marked=marked)
+            if not marked and not changed:
+                continue
             going = [way for way in ways if not way.ending]
             if not going:
                 break
             ended = [way for way in ways if way.ending]
-            marked = self._relevance.marked(statement)
             if marked:
                 going = self._statement(statement, frame, going)
-            changed = self._changed(statement, marked=marked)
             if changed:
                 going = [replace(way, assumptions=forget(way.assumptions, changed)) for way in going]
                 going = self._learned(statement, going)

@@ -10,6 +10,7 @@ from typing import Final, final
 
 from halfstep.lint.edits import InsertStatement, ReplaceExpression, ReplaceStatement
 from halfstep.lint.evidence.frames import Frame
+from halfstep.lint.evidence.namesakes import idle_scalers, namesakes
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.regions import Force
 from halfstep.lint.evidence.spelling import quoted, spell_torch, text_of
@@ -339,7 +340,8 @@ def _is_probe(backward: ast.Call, module: Module) -> bool:
 def _is_scaled(training: _Training, module: Module) -> bool:
     """Whether something in sight may scale the loss."""
     around = in_sight(module.function(training.backward), module, gather(module).frames)
-    if any(_SCALES.search(word) for word in identifiers(around)):
+    words = {word for word in identifiers(around) if _SCALES.search(word)}
+    if words and words - namesakes(module):
         return True
     for scope in around:
         if isinstance(scope, ast.ClassDef) and any("lightning" in name.lower() for name in module.evaluation.base_names(scope)):
@@ -350,11 +352,12 @@ def _is_scaled(training: _Training, module: Module) -> bool:
 def _message(training: _Training, module: Module) -> str:
     backward = training.backward
     line = backward.lineno
+    idle = "".join(f"; `{name.id}` of line {name.lineno} is never used" for name, _scaler in idle_scalers(module)[:1])
     explicit = "dtype" in training.entry.region.arguments
     region = quoted(training.entry.region.node, module)
     computes = f"{region} computes in float16" if explicit else f"{region} computes in float16, the default of CUDA"
     return (
-        f"{computes}, and {quoted(backward, module, 40)} (line {line}) has no scaler: gradients below 6e-8 become zero. "
+        f"{computes}, and {quoted(backward, module, 40)} (line {line}) has no scaler{idle}: gradients below 6e-8 become zero. "
         "Scale the loss with a `torch.amp.GradScaler`, or use `dtype=torch.bfloat16`."
     )
 
@@ -364,7 +367,8 @@ def _fix(training: _Training, module: Module) -> Fix | None:
     loops = module.loops(block)
     function = module.function(block)
     device = training.force.device
-    if not loops or device not in {"cuda", "cpu"} or not isinstance(function, ast.FunctionDef):
+    taken = any(node.id == "scaler" for node in module.nodes(ast.Name)) or bool(idle_scalers(module))
+    if taken or not loops or device not in {"cuda", "cpu"} or not isinstance(function, ast.FunctionDef):
         return None
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     attributes = [call.func.attr for call in calls if isinstance(call.func, ast.Attribute)]
