@@ -54,6 +54,7 @@ format-check: $(VENV)/.dev
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/halfstep lint .
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -81,7 +81,7 @@ class TestOneLine:
             ("# halfstep: ignore. See HS002", "# halfstep: ignore. See HS002 switches nothing off. Write # halfstep: ignore[HS002]."),
             (
                 "# halfstep: ignore HS001, HS002",
-                "# halfstep: ignore HS001, HS002 switches nothing off. Write # halfstep: ignore[HS001, HS002].",
+                "# halfstep: ignore HS001, HS002 switches nothing off. Write # halfstep: ignore[HS001, HS002]",
             ),
             ("# halfstep: ignore: HS002", "# halfstep: ignore: HS002 switches nothing off. Write # halfstep: ignore[HS002]."),
             ("# halfstep: ignore(HS002)", "# halfstep: ignore(HS002) switches nothing off. Write # halfstep: ignore[HS002]."),

@@ -116,8 +116,8 @@ def prefixed(text: str, prefixes: Sequence[str], *, like: str) -> str:
         like: That version. A line that takes the place of another begins as that one did, and a new one as the line before it.
 
     Example:
-        >>> prefixed("x = 1\nnew\ny = 2", [">>> ", "... "], like="x = 1\ny = 3")
-        '>>> x = 1\n>>> new\n... y = 2'
+        >>> prefixed("x = 2\ny = 3\nz = 4", [">>> ", "... "], like="x = 1\ny = 3")
+        '>>> x = 2\n... y = 3\n... z = 4'
     """
     if not prefixes:
         return text
@@ -127,12 +127,16 @@ def prefixed(text: str, prefixes: Sequence[str], *, like: str) -> str:
         for _, old_first, old_last, new_first, new_last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
         for place in range(min(old_last - old_first, new_last - new_first))
     }
+    first = before = next(filter(None, prefixes), "")
     lines: list[str] = []
-    before = next(filter(None, prefixes), "")
     for place, line in enumerate(new):
-        if place in kept and line.strip():
-            before = kept[place]
-        lines.append(kept.get(place, before if line.strip() else "") + line)
+        if place in kept:
+            before = kept[place] if line.strip() else before
+            lines.append(kept[place] + line)
+        else:
+            # What begins as if it had the indentation of the cell would lose it.
+            prefix = before or (first if line.startswith(first) else "")
+            lines.append(line and prefix + line)
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ _MARK: Final = re.compile(r"halfstep\s*:|halfstep\s+ignore", re.IGNORECASE)
 _COMMENT: Final = re.compile(r"#\s*halfstep:\s*(?P<word>[\w-]+)(?P<list>\s*\[[^\]]*\]?)?")
 # What looks like one and is none, so that somebody would wait for it to have an effect.
 _NEARLY: Final = re.compile(
-    r"halfstep\s*(?::\s*)?ignore(?:-file)?\s*\[(?P<list>[^\]]*)|#[\s:!]*halfstep\s*(?::\s*)?ignore(?:-file)?(?![\w-])", re.IGNORECASE
+    r"(?P<sign>#[\s:!]*)?halfstep\s*(?::\s*)?ignore(?:-file)?(?![\w-])(?:\s*\[(?P<list>[^\]]*)|(?(sign)|(?!)))", re.IGNORECASE
 )
 # What follows `ignore` where brackets were meant, beside the names of rules.
 _SIGNS: Final = (":", "=", "(", "{", "<")

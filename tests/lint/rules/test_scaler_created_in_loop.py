@@ -170,5 +170,5 @@ def test_a_method_that_is_called_for_each_epoch(optimizer: str, call: str, renew
         ("for optimizer in every:\n    held.s = torch.amp.GradScaler('cuda')\n    epoch(model, optimizer, held)", False),
     ],
 )
-def test_a_scaler_that_is_put_into_a_held(code: str, *, fires: bool) -> None:
+def test_a_scaler_that_is_put_into_an_object(code: str, *, fires: bool) -> None:
     assert lines(f"import torch\n\n{code}\n") == ([4] if fires else [])

@@ -315,7 +315,7 @@ def resume(model, optimizer):
         ("scaler", 'def main(m, o):\n    scaler = torch.amp.GradScaler("cuda")\n    resume(m, o)', "  # <-"),
         (
             "scaler",
-            'class T:\n    def go(self):\n        self.s = torch.amp.GradScaler("cuda")\n        resume(*self.all)',
+            'class T:\n    def go(self):\n        self.scaler = torch.amp.GradScaler("cuda")\n        resume(*self.all)',
             "  # <-",
         ),
         ("scaler", "", ""),
