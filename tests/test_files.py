@@ -176,6 +176,14 @@ class TestRewriting:
         assert stat.S_IMODE(path.stat().st_mode) == mode
         assert os.listdir(tmp_path) == ["train.py"]
 
+    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a file to somebody")
+    def test_the_owner_stays(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.py"
+        path.write_bytes(b"old")
+        os.chown(path, 12345, 23456)
+        rewrite(path, b"new")
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
     @needs_posix
     def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
         target, link = tmp_path / "target.py", tmp_path / "link.py"

@@ -38,14 +38,36 @@ def test_what_came_of_each_is_in_their_order(tmp_path: Path, count: int) -> None
     assert all((tmp_path / f"{number:03}.py").read_text() == text for number, text in enumerate(texts))
 
 
+_IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+from pathlib import Path
+from halfstep.lint import batches
+from tests.lint.test_batches import TOYS, jobs
+
+if __name__ == "__main__":
+    method, folder = sys.argv[1:]
+    batches._start_method = lambda: method
+    batches._cores = lambda: 3
+    checked = list(batches.check_files(jobs(Path(folder), *["undecided_scaler\\n"] * 50), TOYS))
+    assert "torch" not in sys.modules
+    print([len(each.violations) for each in checked] == [1] * 50)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are not copied there")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_processes_may_be_started_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    if method == "fork" and (sys.platform != "linux" or "torch" in sys.modules):
-        pytest.skip("a copy of this process would not be safe")
-    monkeypatch.setattr(batches, "_start_method", lambda: method)
-    monkeypatch.setattr(batches, "_cores", lambda: 3)
-    checked = list(check_files(jobs(tmp_path, *["undecided_scaler\n"] * 50), TOYS))
-    assert [len(each.violations) for each in checked] == [1] * 50
+def test_processes_may_be_started_in_any_way(tmp_path: Path, method: str) -> None:
+    # This process has threads and torch in it, and must not be copied.
+    script = tmp_path / "script.py"
+    script.write_text(_IN_A_PROCESS_OF_ITS_OWN)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "src")))}
+    done = subprocess.run(
+        [sys.executable, str(script), method, str(folder)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 def test_a_file_that_cannot_be_read_is_a_failure_of_its_own(tmp_path: Path) -> None:

@@ -178,6 +178,8 @@ class TestFixes:
         assert found(unsaved) == ["HS901 1:1", "HS902 2:1"]
         assert (unsaved.failures, unsaved.fixed, unsaved.rewriting, unsaved.unfixed) == (("No space.",), 0, None, ())
         assert check("old_scaler\n").unfixed == ()
+        both = check("failing_scaler\nold_scaler\n", rules=BROKEN, allowed=SAFE).unsaved("No space.").failures
+        assert ("the rule HS906 failing failed" in both[0], both[1:]) == (True, ("No space.",))
 
     def test_one_edit_may_fix_several_findings(self) -> None:
         checked = check("old_scaler\n", rules=(Shared(), *TOYS), allowed=SAFE)

@@ -86,7 +86,16 @@ def test_a_file_is_found_under_its_own_name_rather_than_that_of_a_link(
     assert found("pkg") == ["pkg/real.py"]
     assert found("pkg/z_link.py", "pkg") == ["pkg/real.py"]
     assert found("pkg/z_link.py") == ["pkg/z_link.py"]
-    assert found("pkg", excluded=("real.py",)) == ["pkg/a_link.py"]
+    assert found("pkg", excluded=("real.py",)) == []
+    assert found("pkg/a_link.py", excluded=("real.py",)) == ["pkg/a_link.py"]
+    assert found("pkg/a_link.py", excluded=("real.py",), exclude_named=True) == []
+
+
+@pytest.mark.parametrize("target", ["build/real.py", ".venv/lib/real.py", "old/real.py"])
+def test_a_link_to_what_is_left_out_is_left_out(folder: Path, target: str) -> None:
+    make(folder, target, "pkg/a.py")
+    (folder / "pkg" / "link.py").symlink_to(folder / target)
+    assert found(".", excluded=("old",)) == ["pkg/a.py"]
 
 
 def test_folders_are_looked_into_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

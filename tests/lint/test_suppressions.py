@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import tokenize
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -220,6 +222,17 @@ class TestWhatDoesNotParse:
         assert leading_suppressions(text, known=KNOWN).file == {"HS000"}
         assert leading_suppressions("print 'a'\n# halfstep: ignore-file\n", known=KNOWN) == Suppressions()
         assert leading_suppressions("print 'a'\n", known=KNOWN) == Suppressions()
+
+
+def test_what_the_parser_takes_and_its_copy_in_python_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = tokenize.generate_tokens
+
+    def fail(read: Callable[[], str]) -> Iterator[tokenize.TokenInfo]:
+        yield from tokens(read)
+        raise tokenize.TokenError("EOF in multi-line statement", (2, 0))
+
+    monkeypatch.setattr(tokenize, "generate_tokens", fail)
+    assert read("x  # halfstep: ignore[HS002]\n").cover("HS002", range(1, 2))
 
 
 @given(text=st.text(st.sampled_from("#halfstep: ignore[HS002]()'\"\\\n\t\f x=1,")))

@@ -75,7 +75,7 @@ def find_files(paths: Sequence[Path], *, is_excluded: Callable[[Path], bool], ex
 
 
 def is_left_out(path: Path, *, is_excluded: Callable[[Path], bool]) -> bool:
-    """Whether a walk would not come to a file or folder: because it is excluded itself, or a folder that it is in.
+    """Whether a walk would not come to a file or folder: because it, a folder that it is in, or what it leads to is excluded.
 
     Folders that are passed over for their names count below the current folder: that one may well lie in a folder called `build`.
 
@@ -87,7 +87,16 @@ def is_left_out(path: Path, *, is_excluded: Callable[[Path], bool]) -> bool:
         >>> [is_left_out(Path(name), is_excluded=lambda path: path.name == "old") for name in ("old/deep/a.py", "build/a.py", "a.py")]
         [True, True, False]
     """
-    here, absolute = Path.cwd(), Path(os.path.abspath(path))
+    return _is_apart(Path(os.path.abspath(path)), is_excluded) or _leads_apart(path, is_excluded)
+
+
+def _leads_apart(path: Path, is_excluded: Callable[[Path], bool]) -> bool:
+    """Whether it is a link to something that is left out: to fix the one is to change the other."""
+    return path.is_symlink() and _is_apart(Path(os.path.realpath(path)), is_excluded)
+
+
+def _is_apart(absolute: Path, is_excluded: Callable[[Path], bool]) -> bool:
+    here = Path.cwd()
     around = (absolute, *absolute.parents)[:-1]
     if any(is_excluded(each) for each in around):
         return True
@@ -117,7 +126,7 @@ def _below(top: Path, is_excluded: Callable[[Path], bool], unread: list[str]) ->
         folders[:] = sorted(each for each in folders if each not in SKIPPED_FOLDERS and not is_excluded(folder / each))
         for each in sorted(files):
             path = folder / each
-            if each.endswith(_SUFFIXES) and not is_excluded(path) and _may_be_file(path):
+            if each.endswith(_SUFFIXES) and not is_excluded(path) and not _leads_apart(path, is_excluded) and _may_be_file(path):
                 yield path
 
 

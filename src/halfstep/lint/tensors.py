@@ -56,8 +56,10 @@ class Tensors:
             if place in self._places:
                 parts = {module.key(part) for part in ast.walk(value)}
                 self._places |= {other for other, made in assigned if other in parts and _is_output(made, module)}
+        plain = _asked_for_numbers(loop, module)
+        self._places -= plain
         for _ in range(2):
-            self._places |= {place for place, value in assigned if self.holds(value)}
+            self._places |= {place for place, value in assigned if place not in plain and self.holds(value)}
 
     def holds(self, node: ast.expr) -> bool:
         """Whether an expression is such a tensor."""
@@ -101,6 +103,17 @@ def _assignments(loop: Loop, module: Module) -> Iterator[tuple[str, ast.expr]]:
                         yield place, node.value
         elif isinstance(node, ast.AugAssign) and (place := module.key(node.target)):
             yield place, node.value
+
+
+def _asked_for_numbers(loop: Loop, module: Module) -> set[str]:
+    """The places that a loop asks whether they are numbers or texts, as in `isinstance(index, int)`."""
+    found: set[str] = set()
+    for call in ast.walk(loop):
+        if isinstance(call, ast.Call) and module.name(call.func) == "builtins.isinstance" and len(call.args) == 2:
+            kinds = {module.name(part) for part in ast.walk(call.args[1]) if isinstance(part, ast.Name)}
+            if kinds & {"builtins.int", "builtins.float", "builtins.str", "builtins.bool"}:
+                found.add(module.key(call.args[0]))
+    return found
 
 
 def _is_output(value: ast.expr, module: Module) -> bool:

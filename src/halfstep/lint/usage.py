@@ -16,13 +16,13 @@ _CALLED_SCALER = re.compile(r"(?i)(^|_)(grad_?)?scaler$")
 def used_scalers(syntax: Syntax) -> frozenset[str]:
     """The places of a file, such as `scaler` or `self.scaler`, that are used as only a gradient scaler is.
 
-    That is one whose `unscale_()` is called, or on whose scaled loss `backward()` is called; and one that is called a scaler and has a loss
-    scaled by it, or `step()` and `update()` called on it.
+    That is one whose `unscale_()` is called; one on whose scaled loss `backward()` is called, and whose `step()` is given something; and
+    one that is called a scaler and has a loss scaled by it, or `step()` and `update()` called on it. Normalisers of features, too, have a
+    `scale()`, and engines a `step()` that takes nothing.
 
     Args:
         syntax: The file.
     """
-    found: set[str] = set()
     methods: dict[str, set[str]] = {}
     for call in syntax.nodes(ast.Call):
         function = call.func
@@ -30,15 +30,21 @@ def used_scalers(syntax: Syntax) -> frozenset[str]:
             continue
         if function.attr == "backward" and isinstance(inner := function.value, ast.Call) and isinstance(inner.func, ast.Attribute):
             if inner.func.attr == "scale":
-                found.add(dotted(inner.func.value))
-        elif function.attr in {"unscale_", "scale", "step", "update", "get_scale"} and (place := dotted(function.value)):
-            methods.setdefault(place, set()).add(function.attr)
-    for place, used in methods.items():
-        named = _CALLED_SCALER.search(place.rpartition(".")[2]) is not None
-        if "unscale_" in used or (named and (used & {"scale", "get_scale"} or used >= {"step", "update"})):
-            found.add(place)
-    found.discard("")
-    return frozenset(found)
+                methods.setdefault(dotted(inner.func.value), set()).add("scaled backward")
+        elif function.attr == "step":
+            methods.setdefault(dotted(function.value), set()).add("step" if call.args or call.keywords else "bare step")
+        elif function.attr in {"unscale_", "scale", "update", "get_scale"}:
+            methods.setdefault(dotted(function.value), set()).add(function.attr)
+    return frozenset(place for place, used in methods.items() if place and _is_scaler(place, used))
+
+
+def _is_scaler(place: str, used: set[str]) -> bool:
+    if "bare step" in used:
+        return False
+    if "unscale_" in used or used >= {"scaled backward", "step"}:
+        return True
+    named = _CALLED_SCALER.search(place.rpartition(".")[2]) is not None
+    return named and (bool(used & {"scale", "get_scale", "scaled backward"}) or used >= {"step", "update"})
 
 
 def annotates_scaler(parameter: ast.AST) -> bool:

@@ -193,3 +193,26 @@ def _find(name: str) -> type:
         found = getattr(found, part)
     assert callable(found)
     return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "from torch.cuda.amp import GradScaler\n\ndef f(scaler: GradScaler | None = None) -> list[GradScaler]:\n    pass\n",
+            "`torch.cuda.amp.GradScaler` is deprecated since torch 2.4. Here it stands in annotations only, which give no warning. "
+            "`torch.amp.GradScaler` takes its place.",
+        ),
+        (
+            "from torch.cuda.amp import GradScaler\n\ndef f(scaler: GradScaler):\n    pass\n\nf(GradScaler())\n",
+            '`torch.cuda.amp.GradScaler` is deprecated since torch 2.4: its use in line 6 warns. Use `torch.amp.GradScaler("cuda")`.',
+        ),
+        (
+            "import torch\n\nscaler: torch.cuda.amp.GradScaler | None = None\n",
+            "`torch.cuda.amp.GradScaler` is deprecated since torch 2.4 and is only an annotation here, which gives no warning. "
+            "`torch.amp.GradScaler` takes its place.",
+        ),
+    ],
+)
+def test_an_annotation_gives_no_warning(code: str, expected: str) -> None:
+    assert messages(code, RULES) == [expected]

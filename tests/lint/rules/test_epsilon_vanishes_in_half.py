@@ -237,3 +237,8 @@ def test_a_sum_that_a_base_class_counts_up_is_not_known(base: str) -> None:
         """,
         RULE,
     )
+
+
+def test_a_branch_by_the_type_is_left_alone() -> None:
+    check_marked(OUTSIDE.format("if x.dtype == torch.float32:\n        out = x / (x.sum() + 1e-8)"), RULE)
+    check_marked(OUTSIDE.format("if x.device == b.device:\n        out = x / (x.sum() + 1e-8)  # <-"), RULE)

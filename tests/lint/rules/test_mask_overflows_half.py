@@ -294,3 +294,28 @@ def test_fixing_imports_torch_where_it_has_no_name() -> None:
     changed = fix_all(code, RULE)
     assert "import torch\n" in changed
     assert "torch.finfo(scores.dtype).min" in changed
+
+
+BRANCHES = """
+import torch
+
+def scores(q, k, m, fp16):
+    with torch.autocast("cuda"):
+        s = q @ k.mT
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if s.dtype == torch.float16:\n            s = s.masked_fill(m, -6e4)\n        else:\n            s = s.masked_fill(m, -1e9)",
+        "if s.dtype != torch.float16:\n            s = s.masked_fill(m, -1e9)",
+        "s = s.masked_fill(m, -6e4) if fp16 else s.masked_fill(m, -1e9)",
+        "if not m:\n            s = s.masked_fill(m, -1e9)  # <-",
+        "if fp16:\n            s = s.masked_fill(m, -1e9)  # <-",
+        "if s.device == m.device:\n            s = s.masked_fill(m, -1e9)  # <-",
+    ],
+)
+def test_a_branch_by_the_type_is_left_alone(lines: str) -> None:
+    check_marked(BRANCHES.format(lines), RULE)

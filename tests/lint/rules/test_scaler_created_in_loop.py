@@ -149,6 +149,8 @@ class Runner:
         ("self.optimizer", "self.optimizer = make(epoch); self._train_epoch(loader)", "pass", False),
         ("self.optimizer", "Runner(epoch)._train_epoch(loader)", "pass", False),
         ("self.optimizer", "runner = Runner(epoch); runner._train_epoch(loader)", "pass", False),
+        ("self.optimizer", "self.reset(); self._train_epoch(loader)", "pass", False),
+        ("self.optimizer", "self.log(); self._train_epoch(loader)", "pass", True),
         ("optimizer", "optimizer = make(epoch); self._train_epoch(loader, optimizer)", "pass", False),
         ("optimizer", "runner = Runner(epoch); runner._train_epoch(loader, optimizer)", "pass", False),
         ("self.other.optimizer", "self._train_epoch(loader)", "self.other = make(1)", True),
@@ -172,3 +174,10 @@ def test_a_method_that_is_called_for_each_epoch(optimizer: str, call: str, renew
 )
 def test_a_scaler_that_is_put_into_an_object(code: str, *, fires: bool) -> None:
     assert lines(f"import torch\n\n{code}\n") == ([4] if fires else [])
+
+
+@pytest.mark.parametrize(("epochs", "found"), [("", [5]), ("for epoch in range(9):", [])])
+def test_a_function_with_epochs_of_its_own_is_a_run(epochs: str, found: list[int]) -> None:
+    inner = nested(*([epochs] if epochs else []), "for x in loader:", inner=STEP, head="")
+    call = nested("for stage in range(3):", inner="run(model, optimizer, loader)", head="")
+    assert lines(f"import torch\n\n\ndef run(model, optimizer, loader):\n{indent(MAKE + chr(10) + inner, '    ')}\n{call}") == found

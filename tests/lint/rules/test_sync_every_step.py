@@ -95,3 +95,37 @@ def test_a_file_without_a_gpu_is_left_alone() -> None:
 def test_a_library_that_does_the_backward_pass_counts() -> None:
     code = "for x in loader:\n    loss = model(x.cuda())\n    accelerator.backward(loss)\n    total += loss.item()\n"
     assert [line for line, _ in findings(code, RULES)] == [4]
+
+
+@pytest.mark.parametrize(
+    ("imports", "count"),
+    [
+        ("import chainer\n", 0),
+        ("from paddle import nn\n", 0),
+        ("import chainer\nimport torch\n", 1),
+        ("from chainer_like import x\n", 1),
+    ],
+)
+def test_another_library_is_left_alone(imports: str, count: int) -> None:
+    code = f"{imports}for x in loader:\n    loss = model(x.cuda())\n    loss.backward()\n    total += loss.item()\n"
+    assert len(findings(code, RULES)) == count
+
+
+def test_a_place_in_two_training_loops_is_told_once() -> None:
+    code = """import torch
+
+for epoch in range(9):
+    for x in loader:
+        loss = model(x.cuda())
+        scaler.scale(loss).backward()
+        total += loss.item()
+    loss = penalty(model)
+    loss.backward()
+    print(loss)
+"""
+    assert findings(code, RULES) == [(7, "sync_every_step"), (10, "sync_every_step")]
+
+
+@pytest.mark.parametrize(("kind", "found"), [("int", []), ("(int, str)", []), ("torch.Tensor", [LINE + 2])])
+def test_what_is_asked_whether_it_is_a_number_is_none_on_the_device(kind: str, found: list[int]) -> None:
+    assert lines(f"index = output[1]\nif not isinstance(index, {kind}): pass\nprint(f'{{index}}')") == found

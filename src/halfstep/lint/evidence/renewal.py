@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
+from typing import Final
 
 from halfstep.lint.module import Module
 from halfstep.lint.syntax import FUNCTIONS, Loop
 from halfstep.lint.values import Optimizer
 
-__all__ = ["makes_network", "set_in", "targets_of"]
+__all__ = ["makes_network", "may_begin_anew", "set_in", "targets_of"]
+
+_BEGINS: Final = re.compile(r"(?i)reset|init|build|set_?up|make|create|new|prepare|begin|start")
 
 
 def targets_of(loop: Loop, module: Module) -> set[str]:
@@ -27,6 +31,16 @@ def set_in(loop: Loop, module: Module) -> set[str]:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(module.key(node))
     return found - {""}
+
+
+def may_begin_anew(loop: Loop, module: Module) -> bool:
+    """Whether a loop calls a method that is not in the file and that may make a new model or optimizer, by its name."""
+    known = {function.name for function in module.nodes(ast.FunctionDef)}
+    return any(
+        call.func.attr not in known and _BEGINS.search(call.func.attr) is not None
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and module.key(call.func.value) in {"self", "super"}
+    )
 
 
 def _methods_called(loop: Loop, module: Module) -> set[ast.FunctionDef]:

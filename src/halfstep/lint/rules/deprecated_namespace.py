@@ -288,7 +288,7 @@ def _check_import(statement: ast.ImportFrom, mentions: list[Mention], module: Mo
     for alias in aliases:
         if uses[alias] and not found[alias]:
             continue  # Only compared with, or listed next to the new one.
-        yield Finding(node=alias, message=_about_import(alias, statement, found[alias]), fix=fix if alias in edits else None)
+        yield Finding(node=alias, message=_about_import(alias, statement, found[alias], module), fix=fix if alias in edits else None)
 
 
 def _is_public(alias: ast.alias, module: Module) -> bool:
@@ -300,14 +300,25 @@ def _is_public(alias: ast.alias, module: Module) -> bool:
     return False
 
 
-def _about_import(alias: ast.alias, statement: ast.ImportFrom, mentions: list[Mention]) -> str:
+def _about_import(alias: ast.alias, statement: ast.ImportFrom, mentions: list[Mention], module: Module) -> str:
     home = HOMES[f"{statement.module}.{alias.name}"]
-    lines = sorted({mention.node.lineno for mention in mentions})
+    lines = sorted({mention.node.lineno for mention in mentions if not _is_annotation(mention.node, module)})
     head = f"`{statement.module}.{alias.name}` is deprecated since torch 2.4"
+    if mentions and not lines:
+        return f"{head}. Here it stands in annotations only, which give no warning. `{home.new}` takes its place."
     if not lines:
         return f"{head}, and whoever takes it from here gets a warning at each call. `{home.call}` takes its place."
     where = f"line {lines[0]}" if len(lines) == 1 else f"lines {', '.join(map(str, lines[:-1]))} and {lines[-1]}"
     return f"{head}: its use in {where} warns. Use `{home.call}`."
+
+
+def _is_annotation(node: ast.AST, module: Module) -> bool:
+    """Whether a name stands in the annotation of a variable, a parameter or a result."""
+    return any(
+        part in {getattr(holder, "annotation", None), getattr(holder, "returns", None)}
+        for holder, part in module.syntax.ancestors(node)
+        if isinstance(holder, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def _check_paths(mentions: list[Mention], module: Module) -> Iterator[Finding]:
@@ -322,9 +333,12 @@ def _check_paths(mentions: list[Mention], module: Module) -> Iterator[Finding]:
             continue
         fix = shared.get(mention.alias) if mention.alias is not None else None
         written = module.source(mention.node)
+        effect = f"warns at each call. Use `{mention.home.call}`"
+        if _is_annotation(mention.node, module):
+            effect = f"is only an annotation here, which gives no warning. `{mention.home.new}` takes its place"
         yield Finding(
             node=mention.node,
-            message=f"`{written}` is deprecated since torch 2.4 and warns at each call. Use `{mention.home.call}`.",
+            message=f"`{written}` is deprecated since torch 2.4 and {effect}.",
             fix=fix or _fix_of_path(mention, module),
         )
 

@@ -9,6 +9,7 @@ from typing import final
 
 from halfstep.lint.edits import ReplaceExpression
 from halfstep.lint.evidence.precision import Evidence, gather
+from halfstep.lint.evidence.questions import depends_on_dtype
 from halfstep.lint.evidence.relevance import may_be_half
 from halfstep.lint.evidence.spelling import as_float, quoted
 from halfstep.lint.module import Module
@@ -192,7 +193,7 @@ def unit(x):
             return
         for guard in _guards(module):
             reason = gather(module).half(guard.tensor)
-            if reason:
+            if reason and not depends_on_dtype(guard.node, module):
                 yield Finding(node=guard.node, message=_message(guard, reason, module), fix=_fix(guard, module))
         for guard in _defaults(module):
             reason = _reason_of_default(guard, gather(module))

@@ -10,6 +10,7 @@ from typing import final
 
 from halfstep.lint.edits import ReplaceExpression
 from halfstep.lint.evidence.precision import Evidence, gather
+from halfstep.lint.evidence.questions import depends_on_dtype
 from halfstep.lint.evidence.relevance import may_be_half
 from halfstep.lint.evidence.spelling import quoted, spell_torch
 from halfstep.lint.module import Module
@@ -222,7 +223,7 @@ class Attention(nn.Module):
         if not may_be_half(module):
             return
         for place in _places(module):
-            if _is_too_large(place.constant, module):
+            if _is_too_large(place.constant, module) and not depends_on_dtype(place.constant, module):
                 reason = _reason(place, gather(module))
                 if reason:
                     yield Finding(node=place.constant, message=_message(place, reason, module), fix=_fix(place, module))

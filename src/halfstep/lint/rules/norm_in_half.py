@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import chain
 from typing import final
 
 from halfstep.lint.edits import DeleteStatement, Edit, ReplaceExpression
 from halfstep.lint.evidence.patterns import Product, Scaling, exponential_ratios, scaled_products, squares
 from halfstep.lint.evidence.precision import gather
+from halfstep.lint.evidence.questions import depends_on_dtype
 from halfstep.lint.evidence.relevance import may_be_half
 from halfstep.lint.evidence.spelling import as_float, grouped, part_of, quoted
 from halfstep.lint.module import Module
@@ -209,9 +211,9 @@ def attend(q, k, v):
         """Yields the squares, exponentials and scores that float16 cannot hold."""
         if not may_be_half(module):
             return
-        yield from _squares(module)
-        yield from _exponentials(module)
-        yield from _products(module)
+        for finding in chain(_squares(module), _exponentials(module), _products(module)):
+            if not depends_on_dtype(finding.node, module):
+                yield finding
 
 
 def _squares(module: Module) -> Iterator[Finding]:

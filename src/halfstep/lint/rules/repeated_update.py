@@ -152,7 +152,11 @@ def train(model, critic, loader, first, second):
             _judge_iteration(trace.events, verdicts)
             _judge_accumulation(trace.events, verdicts)
             _judge_idle(trace.events, idle)
+        filtered = {event.loops[-1:] for trace in module.traces for event in trace.events if event.kind is Kind.LEAVE}
         for place, (update, other) in verdicts.shown():
+            varies = other.optimizer is not None and other.optimizer.varies
+            if varies and other is not update and update.loops[-1:] in filtered:
+                continue  # A loop that picks one of the optimizers.
             yield _finding(module, place, update, other)
         for place, (update, other) in idle.shown():
             scaler = written_scaler(update)
@@ -208,19 +212,20 @@ def _judge_accumulation(events: Sequence[Event], verdicts: Verdicts[tuple[Event,
 def _judge_idle(events: Sequence[Event], verdicts: Verdicts[tuple[Event, Event]]) -> None:
     """Whether an update has anything to go by."""
     before: dict[object, Event] = {}
+    used: set[object] = set()
     for event in events:
         if event.kind is Kind.ESCAPE:
             before.clear()
-        elif event.kind in (Kind.STEP, Kind.UNSCALE):
+        elif event.kind in (Kind.STEP, Kind.UNSCALE) or (event.kind is Kind.UPDATE and event.operand is not None):
             before.pop(event.scaler, None)
+            used.add(event.scaler)
         elif event.kind is Kind.UPDATE and event.scaler is not None:
-            if event.operand is not None:
-                before.pop(event.scaler, None)
+            if event.scaler in used:
+                verdicts.right(event.node)
             elif event.scaler in before and before[event.scaler].node is not event.node and event.scaler.enabled is not False:
                 verdicts.wrong(event.node, (event, before[event.scaler]))
-            else:
-                verdicts.right(event.node)
             before[event.scaler] = event
+            used.discard(event.scaler)
 
 
 def _is_followed(module: Module, update: Event) -> bool:

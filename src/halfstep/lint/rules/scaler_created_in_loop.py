@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import final
 
 from halfstep.lint.edits import DeleteStatement, InsertStatement
-from halfstep.lint.evidence.renewal import makes_network, set_in, targets_of
+from halfstep.lint.evidence.renewal import makes_network, may_begin_anew, set_in, targets_of
 from halfstep.lint.evidence.training import is_optimizer
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
@@ -255,6 +255,8 @@ def _loop_of_calls(statement: ast.stmt, place: str, module: Module) -> Loop | No
         and call.func.attr == "step"
         and module.key(call.func.value) == place
         and call.args
+        # With epochs and batches in one function, its calls are runs of their own.
+        and len(module.loops(call)) == 1
     }
     held = {optimizer for optimizer in stepped if optimizer.startswith("self.")}
     if not held | parameters & stepped or not any(isinstance(part, ast.For | ast.While) for part in ast.walk(function)):
@@ -272,7 +274,7 @@ def _goes_on(loop: Loop, call: ast.Call, held: set[str], module: Module) -> bool
     passed_on = {module.key(argument) for argument in (*call.args, *(word.value for word in call.keywords))}
     if isinstance(call.func, ast.Attribute):
         receiver = module.key(call.func.value)
-        if held and receiver != "self":
+        if held and (receiver != "self" or may_begin_anew(loop, module)):
             return False
         passed_on.add(receiver.partition(".")[0])
     return not (passed_on - {""}) & (made - targets_of(loop, module)) and not held & made and not makes_network(loop, module)

@@ -18,6 +18,7 @@ _READING = frozenset(("item", "tolist", "cpu", "numpy"))
 _BUILTINS = frozenset(
     ("builtins.float", "builtins.int", "builtins.bool", "builtins.print", "builtins.str", "builtins.format", "builtins.round")
 )
+_OTHERS = frozenset(("chainer", "cupy", "jittor", "mindspore", "mxnet", "oneflow", "paddle"))
 
 
 @final
@@ -162,13 +163,16 @@ def train(model, optimizer, loader, criterion):
 
     def check(self, module: Module) -> Iterator[Finding]:
         """Yields the places in the innermost training loops where a value of the loss, or of its own making, is read."""
-        if "backward" not in module.text or "cuda" not in module.text:
+        if "backward" not in module.text or "cuda" not in module.text or _is_of_another_library(module):
             return
-        for loop, losses in _training_loops(module).items():
+        told: set[ast.AST] = set()
+        # The innermost loop first: a place is told once.
+        for loop, losses in sorted(_training_loops(module).items(), key=lambda each: -len(module.loops(each[0]))):
             tensors = Tensors(loop, losses, module)
             for node in _parts(loop):
                 what = _read(node, tensors, module)
-                if what is not None and not _is_seldom(node, loop):
+                if what is not None and node not in told and not _is_seldom(node, loop):
+                    told.add(node)
                     yield Finding(
                         node=node,
                         message=(
@@ -176,6 +180,13 @@ def train(model, optimizer, loader, criterion):
                             "the GPU, which is idle afterwards. Read it every n-th step."
                         ),
                     )
+
+
+def _is_of_another_library(module: Module) -> bool:
+    """Whether a file trains with another library than torch, whose losses have the same methods."""
+    paths = [alias.name for statement in module.nodes(ast.Import) for alias in statement.names]
+    paths += [statement.module or "" for statement in module.nodes(ast.ImportFrom)]
+    return any(path.partition(".")[0] in _OTHERS for path in paths) and not any("torch" in path for path in paths)
 
 
 def _training_loops(module: Module) -> dict[Loop, list[ast.expr]]:
