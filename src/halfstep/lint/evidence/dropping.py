@@ -14,6 +14,9 @@ __all__ = ["drops_otherwise", "goes_elsewhere"]
 # What else drops or overwrites gradients: where any of it is in a file, nothing is said about gradients that are never dropped.
 _DROPS = re.compile(r"^(zero_grad|set_to_none|_foreach_zero_)|(?i:reset|clear|zero|drop)_?\w*grad")
 
+# What somebody else may have put there for that.
+_OPAQUE = re.compile(r"(?i)hook|callback|(^|\.)on_|zero|(^|_|\.)h$")
+
 
 def drops_otherwise(module: Module) -> bool:
     """Whether anything in the file may drop gradients, or overwrite them, in a way that no trace shows.
@@ -35,7 +38,14 @@ def drops_otherwise(module: Module) -> bool:
     names.extend(node.id for node in module.nodes(ast.Name))
     names.extend(node.name for node in module.nodes(ast.FunctionDef))
     names.extend(node.arg or "" for node in module.nodes(ast.keyword))
-    return any(_DROPS.search(name) for name in names)
+    return any(_DROPS.search(name) for name in names) or any(_is_opaque(call, module) for call in module.nodes(ast.Call))
+
+
+def _is_opaque(call: ast.Call, module: Module) -> bool:
+    """Whether a call in a loop goes to code that may well drop gradients: a hook, a callback, whatever is called after zeroing."""
+    if not module.loops(call) or module.routines(call) or module.name(call.func).startswith("torch."):
+        return False
+    return _OPAQUE.search(module.source(call.func)) is not None
 
 
 def goes_elsewhere(step: Event, module: Module) -> bool:
@@ -51,12 +61,18 @@ def goes_elsewhere(step: Event, module: Module) -> bool:
     known = [value for value in module.values(place) if isinstance(value, Optimizer)]
     if not known and any(binding.value is not None for binding in module.bindings(place)):
         return True
+    # The optimizer, and what it is an attribute of; an object's own methods are in sight.
     text = module.source(place)
+    handed = {text, *([text.rpartition(".")[0]] if "." in text and not text.startswith("self.") else [])}
     for call in module.nodes(ast.Call):
         if call is step.node or (isinstance(call.func, ast.Attribute) and call.func.attr in {"step", "unscale_"}):
             continue
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if any(module.source(argument) == text for argument in arguments) and not module.routines(call) and not _is_schedule(call, module):
+        if (
+            any(module.source(argument) in handed for argument in arguments)
+            and not module.routines(call)
+            and not _is_schedule(call, module)
+        ):
             return True
     return False
 

@@ -190,17 +190,21 @@ def _judge_steps(trace: Trace, verdicts: Verdicts[Event], *, ends: bool) -> None
             stepped[key] = event
             left.discard(key)
     if ends and trace.whole and trace.function is not None:
-        for step in stepped.values():
-            if any(event.kind is Kind.SCALED_BACKWARD and event.scaler is step.scaler for event in trace.events):
+        scaled = {event.scaler for event in trace.events if event.kind is Kind.SCALED_BACKWARD}
+        for step in trace.events:
+            if step.scaler in scaled and _is_enabled_step(step):
                 verdicts.wrong(step.node, step)
 
 
 def _is_judged(event: Event) -> bool:
-    """Whether an event is a step that an update has to follow. One with a closure is wrong for another reason."""
+    """Whether an event is a step that an update has to follow before it comes again: not in a loop over optimizers."""
+    return _is_enabled_step(event) and event.optimizer is not None and not event.optimizer.varies
+
+
+def _is_enabled_step(event: Event) -> bool:
+    """Whether an event is a step of a scaler that is on. One with a closure is wrong for another reason."""
     if event.kind is not Kind.STEP or event.scaler is None or event.scaler.enabled is False:
         return False
-    if event.optimizer is None or event.optimizer.varies:
-        return False  # A loop over optimizers: each iteration has another one.
     return isinstance(event.node, ast.Call) and len(event.node.args) + len(event.node.keywords) == 1
 
 
@@ -273,5 +277,6 @@ def _finding(module: Module, place: ast.AST, event: Event, *, elsewhere: bool) -
     statement = module.statement(place)
     # An update that stands elsewhere would come too often then.
     simple = isinstance(statement, ast.Expr | ast.Assign) and not elsewhere
+    simple = simple and not (event.optimizer is not None and event.optimizer.varies)
     edit = InsertStatement(statement=statement, code=update, where="after")
     return Finding(node=place, message=message, fix=Fix(edits=(edit,), safety="safe") if simple else None)
