@@ -192,7 +192,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=1000, help="How many files (default: 1000).")
     parser.add_argument("--lines", type=int, default=300, help="Lines of a file (default: 300).")
-    parser.add_argument("--repeats", type=int, default=1, help="How often TorchFix runs; halfstep runs once more (default: 1).")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        choices=range(1, 100),
+        metavar="N",
+        help="How often TorchFix runs; halfstep runs once more (default: 1).",
+    )
     parser.add_argument("--plain-share", type=float, default=0.0, help="The share of files without mixed precision (default: 0).")
     parser.add_argument("--seed", type=int, default=0, help="The seed of the tree (default: 0).")
     options = parser.parse_args()

@@ -91,6 +91,15 @@ def test_a_file_is_found_under_its_own_name_rather_than_that_of_a_link(
     assert found("pkg/a_link.py", excluded=("real.py",), exclude_named=True) == []
 
 
+@pytest.mark.parametrize("listed", [("a_link.py", "z_link.py"), ("z_link.py", "a_link.py")])
+def test_of_two_links_the_first_by_name_counts(folder: Path, monkeypatch: pytest.MonkeyPatch, listed: tuple[str, ...]) -> None:
+    make(folder, "real", "pkg/notes.txt")
+    for link in listed:
+        (folder / "pkg" / link).symlink_to("../real")
+    monkeypatch.setattr(os, "walk", lambda top, **_: iter([(str(top), [], list(listed))]))
+    assert found("pkg") == ["pkg/a_link.py"]
+
+
 @pytest.mark.parametrize("target", ["build/real.py", ".venv/lib/real.py", "old/real.py"])
 def test_a_link_to_what_is_left_out_is_left_out(folder: Path, target: str) -> None:
     make(folder, target, "pkg/a.py")

@@ -325,3 +325,24 @@ def resume(model, optimizer):
 )
 def test_a_save_function_that_is_given_the_scaler(name: str, made: str, mark: str) -> None:
     check_marked(APART.format(name=name, made=made, mark=mark), RESTORED)
+
+
+@pytest.mark.parametrize(
+    ("save", "fires"),
+    [
+        ("torch.save(optimizer.state_dict(), 'x')\nsave_state(scaler, 'y')", False),
+        ("torch.save({'o': optimizer.state_dict()}, 'x')\nargs.checkpoints.keep(scaler)", False),
+        ("torch.save({'o': optimizer.state_dict()}, 'x')\nargs.dump({'precision': [scaler]})", False),
+        ("torch.save({'o': optimizer.state_dict()}, 'x')\nargs.run(grad=scaler)", True),
+        ("torch.save({'o': optimizer.state_dict()}, 'x')\nargs.save(scaler.get_scale())", True),
+        ("torch.save({'o': optimizer.state_dict()}, 'x')\nargs.dump(model)", True),
+    ],
+)
+def test_a_scaler_that_goes_to_another_file_to_be_saved(save: str, *, fires: bool) -> None:
+    check_marked(program(save.replace("'x')", "'x')  # <-") if fires else save), SAVED)
+
+
+@pytest.mark.parametrize(("save", "fires"), [("self.saver.save(self)", False), ("save(self.amp)", False), ("self.saver.save(1)", True)])
+def test_a_trainer_that_goes_to_another_file_to_be_saved(save: str, *, fires: bool) -> None:
+    state = 'return {"optimizer": self.optimizer.state_dict()}' + "  # <-" * fires
+    check_marked(ENGINE.format(function="", state=state, save=f"torch.save(self.state(), path)\n        {save}"), SAVED)

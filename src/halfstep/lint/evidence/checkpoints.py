@@ -18,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "Owned",
     "checkpoints",
+    "is_handed_on",
     "lone_states",
     "mentions_scaler_state",
     "owned_scalers",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _STREAM: Final = re.compile(r"(?i)buf|io$|stream")
+_SAVER: Final = re.compile(r"(?i)save|checkpoint|ckpt|state|dump|persist")
 _SCALER: Final = re.compile(r"(?i)scaler|grad_?scal|(^|_)amp(_|$)")
 
 
@@ -179,6 +181,23 @@ def mentions_scaler_state(module: Module) -> bool:
 def _is_key(node: ast.Constant, module: Module) -> bool:
     parent = module.parent(node)
     return isinstance(parent, ast.Subscript) or (isinstance(parent, ast.Dict) and node in parent.keys)
+
+
+def is_handed_on(scaler: Scaler, module: Module) -> bool:
+    """Whether a scaler, or an object that holds it, goes to code of another file that may save it, by its name."""
+    place = "" if scaler.node is None else _held_by(scaler, module)
+    holder = place.rpartition(".")[0]
+    owner = None if scaler.node is None else module.owner(scaler.node)
+    for call in module.nodes(ast.Call):
+        if not _SAVER.search(module.source(call.func)) or module.routines(call) or module.name(call.func).startswith("torch."):
+            continue
+        for given in (*call.args, *(word.value for word in call.keywords)):
+            parts = [part for part in ast.walk(given) if not isinstance(module.parent(part), ast.Attribute)]
+            if any(scaler in module.values(part) for part in parts) or (
+                holder and module.key(given) == holder and (holder != "self" or module.owner(call) is owner)
+            ):
+                return True
+    return False
 
 
 def saved_key(module: Module) -> str:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from halfstep.lint.edits import AddArgument, InsertStatement, ReplaceExpression
-from halfstep.lint.evidence.checkpoints import Checkpoint, Owned, checkpoints, lone_states, mentions_scaler_state, owned_scalers, uses_of
+from halfstep.lint.evidence.checkpoints import (
+    Checkpoint,
+    Owned,
+    checkpoints,
+    is_handed_on,
+    lone_states,
+    mentions_scaler_state,
+    owned_scalers,
+    uses_of,
+)
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.spelling import quoted, text_of
 from halfstep.lint.evidence.training import entries_of
@@ -236,7 +245,8 @@ def _in_use(node: ast.AST, module: Module) -> list[Owned]:
     """The scalers that the function around a node has and that matter."""
     function = module.function(node)
     callers = [] if function is None else [module.function(call) for call, _bound in gather(module).frames.sites(function)]
-    return [each for each in owned_scalers(function, node, module, callers) if not _is_idle(each, module)]
+    owned = owned_scalers(function, node, module, callers)
+    return [each for each in owned if not _is_idle(each, module) and not is_handed_on(each.scaler, module)]
 
 
 def _is_idle(owned: Owned, module: Module) -> bool:
