@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from halfstep.lint.module import Module, parse_module
+from halfstep.lint.rules import RULES
 from halfstep.lint.values import UNKNOWN, Autocast, Network, Optimizer, Routine, Scaler, Scheduler
 
 
@@ -242,3 +243,20 @@ def test_a_deep_file_is_no_crash() -> None:
     module = parse_module(text)
     assert len(module.scalers) == 0
     assert len(module.traces) == 0
+
+
+@pytest.mark.parametrize("term", ["1 + ", "'a' + ", "a.b + ", "f(a) + "])
+def test_long_chains_are_unknown_and_no_crash(term: str) -> None:
+    text = f"import torch\nEPS = {term * 600}1\nwith torch.autocast('cuda'):\n    x = y / EPS\n    masked = x.masked_fill(m, EPS)\n"
+    module = parse_module(text)
+    assert module.constant(module.nodes(ast.BinOp)[0]) is UNKNOWN
+    for rule in RULES:
+        assert list(rule.check(module)) == []
+
+
+def test_long_chains_of_attributes_are_no_crash() -> None:
+    module = parse_module(
+        "import torch\ntorch.autocast('cuda')\nx = a" + ".b" * 900 + "()\ny = x if x else " * 1 + "z if z else " * 90 + "1\n"
+    )
+    for rule in RULES:
+        assert list(rule.check(module)) == []

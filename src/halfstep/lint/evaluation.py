@@ -45,6 +45,8 @@ _UNKNOWN = Possible()
 
 # Beyond so many possibilities nothing can be said about an expression.
 _MANY = 24
+# And beyond such a depth nothing is asked: a chain of hundreds of terms would exhaust Python's own stack.
+_DEEP = 100
 
 
 def _union(parts: Iterable[Possible]) -> Possible:
@@ -91,7 +93,7 @@ class Evaluation:
             return ()
         if node in self._names:
             return self._names[node]
-        if node in self._naming:
+        if node in self._naming or len(self._naming) > _DEEP:
             self._circles += 1
             return ()
         circles = self._circles
@@ -158,7 +160,7 @@ class Evaluation:
             return self._known[node]
         if node in self._provisional:
             return self._provisional[node]
-        if node in self._running:
+        if node in self._running or len(self._running) > _DEEP:
             self._circles += 1
             return _UNKNOWN
         circles = self._circles

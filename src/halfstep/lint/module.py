@@ -24,6 +24,9 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 
 Kind = TypeVar("Kind", Scaler, Autocast, Optimizer, Scheduler)
 
+# A sum of hundreds of terms is no number that anybody means, and would exhaust Python's own stack.
+_DEEP = 100
+
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -75,6 +78,7 @@ class Module:
         self._syntax = Syntax(tree)
         self._lines: list[str] | None = None
         self._resolving: set[Binding] = set()
+        self._depth = 0
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -180,7 +184,11 @@ class Module:
             self._resolving.discard(binding)
 
     def _computed(self, node: ast.BinOp) -> object:
+        if self._depth > _DEEP:
+            return UNKNOWN
+        self._depth += 1
         left, right = self.constant(node.left), self.constant(node.right)
+        self._depth -= 1
         if not isinstance(left, int | float) or not isinstance(right, int | float):
             return UNKNOWN
         if isinstance(node.op, ast.Pow) and abs(right) > 1024:
