@@ -20,7 +20,7 @@ class GradientsKeptAcrossUpdate(AbstractRule):
     code = "HS036"
     name = "gradients_kept_across_update"
     severity = "error"
-    summary = "Gradients are kept across scaler.update(): later ones of another scale are added to them."
+    summary = "Gradients are kept across `scaler.update()`: later ones of another scale are added to them."
     explanation = """\
 Two optimizers share a scaler, and one of them steps more often than the other. `scaler.update()` after the frequent one's step changes
 the scale, while the gradients of the rare one are kept for later: its sum mixes parts of different scales, and is divided by the last

@@ -25,7 +25,7 @@ class MissingUpdate(AbstractRule):
     code = "HS005"
     name = "missing_update"
     severity = "error"
-    summary = "An iteration that unscales or steps ends without scaler.update()."
+    summary = "An iteration that unscales or steps ends without `scaler.update()`."
     explanation = """\
 `scaler.update()` ends an iteration: it changes the scale and forgets which optimizers were unscaled and stepped. Without it the
 scale stays at 65536 for ever, and the next `scaler.step()` or `scaler.unscale_()` raises "has already been called since the last

@@ -22,7 +22,7 @@ class OptimizerStepBypassesScaler(AbstractRule):
     code = "HS006"
     name = "optimizer_step_bypasses_scaler"
     severity = "error"
-    summary = "optimizer.step() is called on the gradients of a scaled loss, past the scaler."
+    summary = "`optimizer.step()` is called on the gradients of a scaled loss, past the scaler."
     explanation = """\
 After `scaler.scale(loss).backward()` the gradients are 65536 times too large. `optimizer.step()` takes them as they are: SGD moves
 65536 times too far; Adam does not care, which hides the mistake, while its weight decay and any clipping are off. Steps with

@@ -25,7 +25,7 @@ class RepeatedUnscale(AbstractRule):
     code = "HS008"
     name = "repeated_unscale"
     severity = "error"
-    summary = "scaler.unscale_() meets an optimizer that was unscaled, or stepped, since the last update()."
+    summary = "`scaler.unscale_()` meets an optimizer that was unscaled, or stepped, since the last `update()`."
     explanation = """\
 A scaler divides the gradients of an optimizer once for each step. A second `unscale_()` before `update()` raises "unscale_() has
 already been called on this optimizer since the last update()", and one behind `step()` raises as well, since the step has unscaled.

@@ -22,7 +22,7 @@ class RepeatedUpdate(AbstractRule):
     code = "HS007"
     name = "repeated_update"
     severity = "error"
-    summary = "scaler.update() runs once per optimizer or per micro-batch instead of once per iteration."
+    summary = "`scaler.update()` runs once per optimizer or per micro-batch instead of once per iteration."
     explanation = """\
 `scaler.update()` changes the scale. Called between two optimizers of one iteration, it makes the second one divide its gradients by
 another scale than they were multiplied by, after a skip by half of it; and each call counts as an iteration, so that the scale grows

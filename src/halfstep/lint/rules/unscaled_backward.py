@@ -21,7 +21,7 @@ class UnscaledBackward(AbstractRule):
     code = "HS004"
     name = "unscaled_backward"
     severity = "error"
-    summary = "scaler.step() gets gradients of a loss that was not scaled."
+    summary = "`scaler.step()` gets gradients of a loss that was not scaled."
     explanation = """\
 `scaler.step(optimizer)` divides the gradients by the loss scale. When `backward()` was called on the plain loss, they come out 65536
 times too small: SGD stands still, Adam divides by its epsilon, weight decay is all that is left. The small gradients that the scale
