@@ -27,11 +27,14 @@ class RepeatedUpdate(AbstractRule):
 `scaler.update()` changes the scale. Called between two optimizers of one iteration, it makes the second one divide its gradients by
 another scale than they were multiplied by, after a skip by half of it; and each call counts as an iteration, so that the scale grows
 twice as fast as `growth_interval` says. Called in every micro-batch of an accumulation, it mixes gradients of different scales in one
-sum: a true gradient of 1.0 comes out as 0.25, with no error.
+sum: a true gradient of 1.0 comes out as 0.25, with no error. Called where nothing was stepped or unscaled since the last one, it raises
+"No inf checks were recorded prior to update".
+
+Two phases of an iteration, each with a backward pass of its own behind the other's update, are right: the scale grows a little faster.
 
 Call it once, at the end of the iteration, after every optimizer has stepped.
 
-The fix deletes a call that another one follows in the same iteration; it is safe. For a call in every micro-batch no fix is offered: an
+The fix deletes a call that another one follows in the same iteration, or one that can only raise; it is safe. For a call in every micro-batch no fix is offered: an
 `unscale_()` next to it, to log a norm say, has to go as well."""
     bad: ClassVar[tuple[Bad, ...]] = (
         Bad(
