@@ -2,6 +2,7 @@
 
     python benchmarks/lint.py                             # 1,000 files of 300 lines; some minutes, nearly all of them TorchFix's
     python benchmarks/lint.py --files 100 --repeats 3     # half a minute
+    python benchmarks/lint.py --alone                     # the same tree without TorchFix: some seconds
     python benchmarks/lint.py --plain-share 0.9           # nine of ten files hold no mixed precision, as in most projects
 
 The tree is made up from a fixed seed: each file has classes of layers, data sets, helper functions and, but for the plain ones, a training
@@ -202,6 +203,7 @@ def main() -> None:
     )
     parser.add_argument("--plain-share", type=float, default=0.0, help="The share of files without mixed precision (default: 0).")
     parser.add_argument("--seed", type=int, default=0, help="The seed of the tree (default: 0).")
+    parser.add_argument("--alone", action="store_true", help="Leave TorchFix out.")
     options = parser.parse_args()
     bin_ = Path(sys.executable).parent
     halfstep, torchfix = [str(bin_ / "halfstep"), "lint"], [str(bin_ / "torchfix"), "--select", "ALL"]
@@ -217,15 +219,17 @@ def main() -> None:
         timed([*halfstep, str(Path(folder, "train_0000.py"))])  # Byte code is written once.
         ours, theirs = [timed([*halfstep, folder])], []
         for _ in range(options.repeats):
-            theirs.append(timed([*torchfix, folder]))
+            if not options.alone:
+                theirs.append(timed([*torchfix, folder]))
             ours.append(timed([*halfstep, folder]))
         single = [timed([*halfstep, str(Path(folder, "train_0000.py"))])[0] for _ in range(7)]
     print(f"\n{options.files} files, {lines / options.files:.0f} lines each, mixed precision in {1 - options.plain_share:.0%} of them")
     print(f"  {'':<14} {'median s':>10} {'fastest':>10} {'slowest':>10} {'files per s':>12}")
     shown("halfstep lint", [seconds for seconds, _ in ours], options.files)
-    shown("TorchFix", [seconds for seconds, _ in theirs], options.files)
-    ratio = statistics.median(seconds for seconds, _ in theirs) / statistics.median(seconds for seconds, _ in ours)
-    print(f"halfstep lint is {ratio:.1f} times as fast.")
+    if theirs:
+        shown("TorchFix", [seconds for seconds, _ in theirs], options.files)
+        ratio = statistics.median(seconds for seconds, _ in theirs) / statistics.median(seconds for seconds, _ in ours)
+        print(f"halfstep lint is {ratio:.1f} times as fast.")
     print(f"halfstep lint found: {ours[-1][1].strip().splitlines()[-1]}")
     print(f"\nOne file, from the shell: {statistics.median(single):.2f} s (fastest {min(single):.2f}, slowest {max(single):.2f})")
 

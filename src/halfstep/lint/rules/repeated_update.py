@@ -34,8 +34,8 @@ Two phases of an iteration, each with a backward pass of its own behind the othe
 
 Call it once, at the end of the iteration, after every optimizer has stepped.
 
-The fix deletes a call that another one follows in the same iteration, or one that can only raise; it is safe. For a call in every micro-batch no fix is offered: an
-`unscale_()` next to it, to log a norm say, has to go as well."""
+The fix deletes a call that another one follows in the same iteration, or one that can only raise; it is safe. For a call in every
+micro-batch no fix is offered: an `unscale_()` next to it, to log a norm say, has to go as well."""
     bad: ClassVar[tuple[Bad, ...]] = (
         Bad(
             code="""\
