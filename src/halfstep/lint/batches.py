@@ -126,4 +126,4 @@ def _depend_on_parent() -> None:
 def _end_with(parent: BaseProcess) -> None:
     # One that was killed cannot end the others: they would wait for work for ever, and keep its standard output open.
     parent.join()
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGTERM)
