@@ -11,7 +11,7 @@ from typing import cast, final
 
 from halfstep.lint.calls import CallSites, callable_names, default_of, elements_of, is_method, passed
 from halfstep.lint.construction import construct
-from halfstep.lint.scopes import Binding, Scopes, dotted
+from halfstep.lint.scopes import Binding, Scopes, dotted, last_name
 from halfstep.lint.signatures import DTYPES
 from halfstep.lint.syntax import FUNCTIONS, Syntax
 from halfstep.lint.usage import annotates_scaler, used_scalers
@@ -281,7 +281,7 @@ class Evaluation:
     def routines(self, call: ast.Call) -> list[Routine]:
         """The functions, methods, lambdas and classes of this file that a call may reach."""
         function = call.func
-        last = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+        last = last_name(function)
         if last and last not in self._callables:
             return []
         return [value for value in self.evaluate(function).values if isinstance(value, Routine)]

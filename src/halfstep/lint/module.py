@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import TypeVar, final
 from halfstep.lint.construction import dtypes_of, may_construct
 from halfstep.lint.evaluation import Evaluation
 from halfstep.lint.flow import Trace, trace_module
+from halfstep.lint.lines import lines_of
 from halfstep.lint.scopes import Binding, Scopes, dotted
 from halfstep.lint.syntax import Function, Loop, Syntax
 from halfstep.lint.values import UNKNOWN, Autocast, Optimizer, Routine, Scaler, Scheduler, Value
@@ -20,7 +20,6 @@ from halfstep.lint.values import UNKNOWN, Autocast, Optimizer, Routine, Scaler, 
 __all__ = ["Module", "parse_module"]
 
 Node = TypeVar("Node", bound=ast.AST)
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 
 Kind = TypeVar("Kind", Scaler, Autocast, Optimizer, Scheduler)
 
@@ -117,8 +116,7 @@ class Module:
     def source(self, node: ast.AST) -> str:
         """The text of a node, as it is written."""
         if self._lines is None:
-            # Not splitlines(): it also breaks at form feeds and other characters that end no line for Python.
-            self._lines = _LINE.findall(self.text)
+            self._lines = lines_of(self.text)
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
         lines = self._lines[first - 1 : last] if first else []
         if lines:

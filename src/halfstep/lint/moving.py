@@ -10,8 +10,9 @@ from typing import Literal, final
 
 from halfstep.lint.edits import AddArgument, Edit, RemoveArgument, ReplaceExpression
 from halfstep.lint.module import Module
+from halfstep.lint.signatures import AUTOCASTS
 
-__all__ = ["HOMES", "Home", "Mention", "find_mentions", "is_guarded", "moved_import", "moved_use", "names_of"]
+__all__ = ["HOMES", "Home", "Mention", "find_mentions", "is_guarded", "moved_import", "moved_use", "names_of", "spelled"]
 
 Kind = Literal["autocast", "scaler", "mark", "function", "cast"]
 
@@ -67,7 +68,7 @@ HOMES: Mapping[str, Home] = dict(_homes())
 
 _OLD_MODULES = frozenset(name.rpartition(".")[0] for name in HOMES if ".amp" in name)
 _LAST = frozenset(name.rpartition(".")[2] for name in HOMES)
-_POSITIONAL = ("enabled", "dtype", "cache_enabled")
+_POSITIONAL = AUTOCASTS["torch.cuda.amp.autocast"]
 # A test that tells old versions of torch from new ones.
 _ABOUT_VERSIONS = re.compile(
     r"(?i)version|hasattr|getattr|signature|greater_equal|less_than|torch_?(ge|gt|lt|le)?_?v?\d|_(ge|gt|lt|le)_\d|new_amp"
@@ -235,7 +236,7 @@ def moved_import(statement: ast.Import | ast.ImportFrom, aliases: list[ast.alias
     if isinstance(statement, ast.Import):
         alias = aliases[0]
         new = f"import {_without_device(alias.name)}" + (f" as {alias.asname}" if alias.asname else "")
-        rest = [_spelled(other) for other in statement.names if other is not alias]
+        rest = [spelled(other) for other in statement.names if other is not alias]
         return f"import {', '.join(rest)}\n{new}" if rest else new
     old = statement.module or ""
     if len(aliases) == len(statement.names) and ".amp" in old:
@@ -245,16 +246,17 @@ def moved_import(statement: ast.Import | ast.ImportFrom, aliases: list[ast.alias
     for alias in statement.names:
         home = HOMES.get(f"{old}.{alias.name}")
         if alias not in aliases:
-            moved.setdefault(old, []).append(_spelled(alias))
+            moved.setdefault(old, []).append(spelled(alias))
         elif home is None:
-            moved.setdefault(_without_device(f"{old}.amp").rpartition(".")[0], []).append(_spelled(alias))
+            moved.setdefault(_without_device(f"{old}.amp").rpartition(".")[0], []).append(spelled(alias))
         else:
             package, _dot, name = home.new.rpartition(".")
             moved.setdefault(package, []).append(f"{name} as {alias.asname}" if alias.asname else name)
     return "\n".join(f"from {package} import {', '.join(names)}" for package, names in moved.items())
 
 
-def _spelled(alias: ast.alias) -> str:
+def spelled(alias: ast.alias) -> str:
+    """How a name is written in an import."""
     return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
 
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, final
 
 from halfstep.lint.syntax import Scope, Syntax
 
-__all__ = ["Binding", "Scopes", "dotted", "receiver"]
+__all__ = ["Binding", "Scopes", "dotted", "last_name", "receiver"]
 
 BindingKind: TypeAlias = Literal["import", "value", "element", "entered", "definition", "parameter", "unknown"]
 
@@ -50,6 +50,16 @@ def dotted(node: ast.AST) -> str:
         return ""
     parts.append(node.id)
     return ".".join(reversed(parts))
+
+
+def last_name(node: ast.AST) -> str:
+    """The name itself, or the last attribute of a chain, whatever it begins with; empty for anything else.
+
+    Example:
+        >>> last_name(ast.parse("f(x)[0].scaler", mode="eval").body)
+        'scaler'
+    """
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def receiver(function: ast.AST) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import re
 import sys
 import tokenize
 from abc import ABC, abstractmethod
@@ -15,10 +14,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import final
 
-__all__ = ["AbstractSource", "Change", "Fault", "Place", "Rewriting", "Script", "read_content", "read_script", "with_newlines"]
+from halfstep.lint.lines import LINE_END
 
-# The characters that end a line for Python; `str.splitlines` knows many more.
-_NEWLINES = re.compile(r"\r\n|\r|\n")
+__all__ = ["AbstractSource", "Change", "Fault", "Place", "Rewriting", "Script", "read_content", "read_script", "with_newlines"]
 
 
 @final
@@ -208,13 +206,13 @@ def read_script(content: bytes, *, path: str) -> Script:
         raw = content.decode(encoding)
     except UnicodeDecodeError as error:
         # Positions do not count a byte-order mark, which is on the first line anyway.
-        line = len(_NEWLINES.findall(content[: error.start].decode("latin-1"))) + 1
+        line = len(LINE_END.findall(content[: error.start].decode("latin-1"))) + 1
         raise SyntaxError(f"it is not in {encoding}: {error.reason}", (path, line, 1, None)) from error
     except (LookupError, ValueError) as error:  # An encoding such as `hex`, which is none of text.
         raise SyntaxError(f"it cannot be decoded from {encoding}: {error}", (path, 1, 1, None)) from error
     return Script(
         path=path,
-        text=_NEWLINES.sub("\n", raw) if "\r" in raw else raw,
+        text=LINE_END.sub("\n", raw) if "\r" in raw else raw,
         raw=raw,
         encoding=encoding,
         is_exact=_encoded(raw, encoding) == content,
@@ -232,7 +230,7 @@ def with_newlines(text: str, *, like: str) -> str:
         >>> with_newlines("a\nb\nc\n", like="a\nc\r\nd\r\n")
         'a\nb\r\nc\r\n'
     """
-    counts = Counter(_NEWLINES.findall(like))
+    counts = Counter(LINE_END.findall(like))
     if set(counts) <= {"\n"}:
         return text
     usual = counts.most_common(1)[0][0]
@@ -240,8 +238,8 @@ def with_newlines(text: str, *, like: str) -> str:
 
 
 def _mixed(text: str, like: str, usual: str) -> Iterator[str]:
-    endings = [*_NEWLINES.findall(like), ""]
-    old, new = _NEWLINES.split(like), text.split("\n")
+    endings = [*LINE_END.findall(like), ""]
+    old, new = LINE_END.split(like), text.split("\n")
     shortest = min(len(old), len(new))
     head = next((place for place in range(shortest) if old[place] != new[place]), shortest)
     tail = next((place for place in range(shortest - head) if old[-1 - place] != new[-1 - place]), shortest - head)

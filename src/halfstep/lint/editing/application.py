@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Sequence
 from typing import TypeAlias, final
 
@@ -16,12 +15,11 @@ from halfstep.lint.editing.pairing import flat, parsed, statement_pairs
 from halfstep.lint.editing.plans import plan
 from halfstep.lint.editing.rewriting import rewrite
 from halfstep.lint.edits import AddImport, Edit
+from halfstep.lint.lines import LINE_END
 
 __all__ = ["apply_groups"]
 
 _Group: TypeAlias = tuple[Edit, ...]
-
-_END = re.compile(r"\r\n|\r|\n")
 
 
 def apply_groups(text: str, tree: ast.Module, groups: Sequence[_Group]) -> tuple[str, int]:
@@ -157,7 +155,7 @@ class _Edition:
 
 def _newline(text: str) -> str:
     """How the first line of a text ends."""
-    end = _END.search(text)
+    end = LINE_END.search(text)
     return end.group() if end is not None else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,10 +22,9 @@ from halfstep.lint.edits import (
     ReplaceStatement,
     WrapStatements,
 )
+from halfstep.lint.lines import lines_of
 
 __all__ = ["Block", "EditError", "Outline", "blocks", "first_line", "last_line"]
-
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 
 
 @final
@@ -98,7 +96,7 @@ class Outline:
 
     def __init__(self, text: str, tree: ast.Module) -> None:
         self.tree = tree
-        self.lines: list[str] = _LINE.findall(text)
+        self.lines: list[str] = lines_of(text)
 
     @cached_property
     def _blocks(self) -> dict[ast.stmt, Block]:

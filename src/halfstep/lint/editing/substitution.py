@@ -34,21 +34,6 @@ class _Substitution(cst.CSTTransformer):
         return updated_node
 
 
-# What needs no parentheses wherever it stands.
-_PRIMARIES = (cst.Name, cst.Attribute, cst.Subscript, cst.Call)
-# What needs them in most places.
-_OPERATIONS = (
-    cst.BinaryOperation,
-    cst.BooleanOperation,
-    cst.Comparison,
-    cst.UnaryOperation,
-    cst.IfExp,
-    cst.Lambda,
-    cst.Await,
-    cst.NamedExpr,
-)
-
-
 def _expression(code: str) -> cst.BaseExpression:
     try:
         return cst.parse_expression(code.strip())
@@ -67,20 +52,6 @@ def _head(statement: Statement, old: cst.BaseExpression, new: cst.BaseExpression
     assert isinstance(changed, cst.BaseSmallStatement | cst.BaseCompoundStatement)
     row = cst.SimpleStatementLine([changed]) if isinstance(changed, cst.BaseSmallStatement) else changed
     return cst.Module([row]).code
-
-
-def _is_tight(paren: cst.LeftParen) -> bool:
-    """Whether a parenthesis holds neither a comment nor lines together."""
-    return isinstance(paren.whitespace_after, cst.SimpleWhitespace) and "\n" not in paren.whitespace_after.value
-
-
-def _is_alike(statement: Statement, old: cst.BaseExpression, new: cst.BaseExpression) -> bool:
-    """Whether an expression says the same without parentheses."""
-    enclosed = new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-    bare, whole = _head(statement, old, new), _head(statement, old, enclosed)
-    if not bare or not whole or (bare_tree := parsed(bare)) is None or (whole_tree := parsed(whole)) is None:
-        return False
-    return same_meaning(bare_tree, whole_tree)
 
 
 def substitute(statement: Statement, old: cst.BaseExpression, code: str) -> cst.BaseExpression:

@@ -11,6 +11,7 @@ from typing import Final, final
 from halfstep.lint.evidence.bindings import Reaching
 from halfstep.lint.evidence.training import is_optimizer
 from halfstep.lint.module import Module
+from halfstep.lint.scopes import last_name
 from halfstep.lint.syntax import FUNCTIONS, Function
 from halfstep.lint.values import Scaler
 
@@ -102,7 +103,7 @@ def lone_states(module: Module) -> Iterator[tuple[ast.Call, ast.Call]]:
 
 
 def _is_save(call: ast.Call, module: Module) -> bool:
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    last = last_name(call.func)
     return last in {"save", "save_checkpoint", "save_on_master", "_save"} and module.name(call.func) not in {"numpy.save"}
 
 

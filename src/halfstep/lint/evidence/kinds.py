@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
-__all__ = ["NUMBER", "SCALARS", "UNKNOWN_NUMBERS", "WIDE", "Precision", "is_root_below", "is_size", "spells_device", "widest"]
+from halfstep.lint.scopes import last_name
+
+__all__ = [
+    "NUMBER",
+    "SCALARS",
+    "UNKNOWN_NUMBERS",
+    "WIDE",
+    "Precision",
+    "is_root_below",
+    "is_size",
+    "spells_device",
+    "vanishes_in_half",
+    "widest",
+]
 
 Kind: TypeAlias = Literal["half", "wide", "number", "unknown"]
 
@@ -75,7 +88,7 @@ def spells_device(node: ast.expr) -> bool:
     """Whether an argument of `to()` is a device by its text or its name."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str | int)
-    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    last = last_name(node)
     return "device" in last or last in {"dev", "rank", "local_rank", "gpu"}
 
 
@@ -86,5 +99,15 @@ def is_root_below(node: ast.expr) -> bool:
 
 def is_size(node: ast.expr) -> bool:
     """Whether a variable is a number of channels or the like by its name."""
-    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    last = last_name(node)
     return "dim" in last or "size" in last or last in {"d", "d_k", "dk", "n", "c", "C", "channels"}
+
+
+def vanishes_in_half(value: object) -> bool:
+    """Whether a positive number rounds to zero in float16: at most half of its smallest one, 2**-24.
+
+    Example:
+        >>> vanishes_in_half(1e-8), vanishes_in_half(1e-7)
+        (True, False)
+    """
+    return isinstance(value, float) and 0.0 < value <= 2.0**-25

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from halfstep.lint.module import Module
+from halfstep.lint.scopes import last_name
 from halfstep.lint.values import Scaler
 
 __all__ = ["idle_scalers", "namesakes"]
@@ -34,7 +35,7 @@ def namesakes(module: Module) -> frozenset[str]:
     for name, _scaler in idle:
         found.add(name.id)
     for maker in makers:
-        word = _word(maker)
+        word = last_name(maker)
         if all(node in makers for node in mentions.get(word, ())):
             found.update({word, module.name(maker).rpartition(".")[2]})
     return frozenset(found - {node.arg for node in module.nodes(ast.arg)})
@@ -59,7 +60,7 @@ def _mentions(module: Module) -> dict[str, list[ast.expr]]:
     """Where each word of a file is used as a variable or as an attribute."""
     found: dict[str, list[ast.expr]] = {}
     for node in _places(module):
-        found.setdefault(_word(node), []).append(node)
+        found.setdefault(last_name(node), []).append(node)
     return found
 
 
@@ -67,10 +68,6 @@ def _places(module: Module) -> Iterator[ast.expr]:
     for node in module.nodes(ast.Name, ast.Attribute):
         assert isinstance(node, ast.Name | ast.Attribute)
         yield node
-
-
-def _word(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_of_sklearn(node: ast.expr, module: Module) -> bool:

@@ -9,6 +9,7 @@ from typing import Final, final
 
 from halfstep.lint.evidence.bindings import Reaching
 from halfstep.lint.module import Module
+from halfstep.lint.scopes import last_name
 
 __all__ = ["Product", "Scaling", "Square", "exponential_ratios", "scaled_products", "squares"]
 
@@ -152,7 +153,7 @@ def exponential_ratios(module: Module) -> Iterator[tuple[ast.BinOp, ast.Call]]:
         exponential = _exponential(node.left, module, reaching)
         summed = module.source(node.left)
         if exponential is not None and any(
-            isinstance(part, ast.Call) and _last(part) == "sum" and summed in module.source(part) for part in ast.walk(node.right)
+            isinstance(part, ast.Call) and last_name(part.func) == "sum" and summed in module.source(part) for part in ast.walk(node.right)
         ):
             yield node, exponential
 
@@ -162,7 +163,7 @@ def _exponential(node: ast.expr, module: Module, reaching: Reaching) -> ast.Call
         bindings = reaching.bindings(node)
         bound = bindings[0].value if len(bindings) == 1 and not bindings[0].path else None
         return _exponential(bound, module, reaching) if isinstance(bound, ast.Call) else None
-    if not isinstance(node, ast.Call) or _last(node) != "exp" or not isinstance(node.func, ast.Attribute):
+    if not isinstance(node, ast.Call) or last_name(node.func) != "exp" or not isinstance(node.func, ast.Attribute):
         return None
     argument = node.args[0] if node.args else node.func.value
     if isinstance(argument, ast.Name):
@@ -170,10 +171,6 @@ def _exponential(node: ast.expr, module: Module, reaching: Reaching) -> ast.Call
         argument = bindings[0].value if len(bindings) == 1 and bindings[0].value is not None else argument
     # What the largest value is taken off from stays below 1.
     return None if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Sub) else node
-
-
-def _last(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def scaled_products(module: Module) -> Iterator[Scaling]:
@@ -235,17 +232,17 @@ def _product(node: ast.expr, module: Module, reaching: Reaching) -> Product | No
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         operands = [node.left, node.right]
         found = Product(node=node, first=node.left)
-    elif isinstance(node, ast.Call) and _last(node) in _PRODUCTS:
+    elif isinstance(node, ast.Call) and last_name(node.func) in _PRODUCTS:
         function = module.name(node.func).startswith("torch")
         operands = [*node.args] if function or not isinstance(node.func, ast.Attribute) else [node.func.value, *node.args]
-        if _last(node) == "einsum":
+        if last_name(node.func) == "einsum":
             operands = operands[1:]
         if len(operands) < 2:
             return None
         found = Product(node=node, first=operands[0])
     else:
         return None
-    transposed = (isinstance(node, ast.Call) and _last(node) == "einsum") or _is_transposed(operands[1], module, reaching)
+    transposed = (isinstance(node, ast.Call) and last_name(node.func) == "einsum") or _is_transposed(operands[1], module, reaching)
     return None if not transposed or any(_is_normalized(each, reaching) for each in operands) else found
 
 
@@ -259,7 +256,7 @@ def _is_transposed(node: ast.expr, module: Module, reaching: Reaching) -> bool:
 def _is_normalized(node: ast.expr, reaching: Reaching) -> bool:
     """Whether an operand is shown to be small: a unit vector, or what comes out of a norm."""
     for part in (*ast.walk(node), *ast.walk(_bound(node, reaching))):
-        if isinstance(part, ast.Call) and ("norm" in _last(part).lower() or _last(part) == "softmax"):
+        if isinstance(part, ast.Call) and ("norm" in last_name(part.func).lower() or last_name(part.func) == "softmax"):
             return True
     return False
 
@@ -308,4 +305,4 @@ def _reaches_softmax(start: ast.stmt, derived: set[str], module: Module) -> bool
 def _is_softmax(call: ast.Call) -> bool:
     # `nn.Softmax(dim=-1)(scores)` calls what a call has made.
     made = call.func if isinstance(call.func, ast.Call) else call
-    return "softmax" in _last(made).lower()
+    return "softmax" in last_name(made.func).lower()

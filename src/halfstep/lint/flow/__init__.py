@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfstep.lint.flow.events import Event, Guard, Kind, Target, Trace
+from halfstep.lint.flow.events import BACKWARDS, Event, Guard, Kind, Target, Trace
 from halfstep.lint.flow.paths import Walk
-from halfstep.lint.flow.verdicts import Verdicts, depends, line_of, receiver_of, written_scale, written_scaler
+from halfstep.lint.flow.verdicts import Verdicts, asks_about_gradients, depends, line_of, receiver_of, written_scale, written_scaler
 
 if TYPE_CHECKING:
     from halfstep.lint.module import Module
 
 __all__ = [
+    "BACKWARDS",
     "Event",
     "Guard",
     "Kind",
     "Target",
     "Trace",
     "Verdicts",
+    "asks_about_gradients",
     "depends",
     "line_of",
     "receiver_of",

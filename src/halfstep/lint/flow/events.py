@@ -11,7 +11,7 @@ from typing import final
 from halfstep.lint.syntax import Function, Loop
 from halfstep.lint.values import Autocast, Scaler
 
-__all__ = ["Event", "Guard", "Kind", "Target", "Trace"]
+__all__ = ["BACKWARDS", "Event", "Guard", "Kind", "Target", "Trace"]
 
 
 @final
@@ -57,6 +57,10 @@ class Kind(Enum):
     LOOP_END = "loop end"
     LEAVE = "leave"
     ESCAPE = "escape"
+
+
+# All that differentiates.
+BACKWARDS = (Kind.SCALED_BACKWARD, Kind.BACKWARD, Kind.UNKNOWN_BACKWARD)
 
 
 @final

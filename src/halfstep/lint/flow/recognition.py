@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from halfstep.lint.flow.events import Kind, Target
-from halfstep.lint.scopes import Binding, dotted
+from halfstep.lint.scopes import Binding, dotted, last_name
 from halfstep.lint.syntax import FUNCTIONS
 from halfstep.lint.values import Optimizer, Scaler, Scheduler
 
@@ -362,4 +362,4 @@ def _last(node: ast.expr) -> str:
     """The name that an expression goes by: `optimizer` for `self.optimizer`, `optimizers` for `self.optimizers[0]`."""
     while isinstance(node, (ast.Subscript, ast.Call)):
         node = node.value if isinstance(node, ast.Subscript) else node.func
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return last_name(node)

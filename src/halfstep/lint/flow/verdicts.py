@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
@@ -12,9 +13,11 @@ from halfstep.lint.values import Scaler
 if TYPE_CHECKING:
     from halfstep.lint.module import Module
 
-__all__ = ["Verdicts", "depends", "line_of", "receiver_of", "written_scale", "written_scaler"]
+__all__ = ["Verdicts", "asks_about_gradients", "depends", "line_of", "receiver_of", "written_scale", "written_scaler"]
 
 Evidence = TypeVar("Evidence")
+
+_LOOKED_AT = re.compile(r"isfinite|isnan|isinf|norm")
 
 
 @final
@@ -67,6 +70,11 @@ def depends(event: Event, on: Event) -> tuple[Guard, ...] | None:
         on: The other one.
     """
     return event.guards[len(on.guards) :] if event.guards[: len(on.guards)] == on.guards else None
+
+
+def asks_about_gradients(guard: Guard) -> bool:
+    """Whether a condition looks at the gradients, or at their norm: such a branch leaves a bad batch out."""
+    return _LOOKED_AT.search(ast.unparse(guard.test)) is not None
 
 
 def line_of(event: Event) -> int:

@@ -8,7 +8,9 @@ from typing import final
 
 from halfstep.lint.edits import ReplaceStatement
 from halfstep.lint.module import Module
+from halfstep.lint.moving import spelled
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+from halfstep.lint.scopes import last_name
 
 __all__ = ["ApexAmp"]
 
@@ -232,7 +234,7 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 
 def _ends_process(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    name = last_name(call.func)
     return name in {"exit", "quit", "_exit"}
 
 
@@ -261,8 +263,8 @@ def _fix(statement: ast.Import | ast.ImportFrom, module: Module) -> Fix | None:
         unknown = _uses({alias.asname or alias.name for alias in moved}, module) - _OFFERED
     if unknown or len(moved) != sum(_is_gone(_imported(statement, alias)) for alias in statement.names):
         return None
-    rest = [_spelled(alias) for alias in statement.names if alias not in moved]
-    new = f"from {'halfstep' if statement.module == 'apex' else 'halfstep.amp'} import {', '.join(map(_spelled, moved))}"
+    rest = [spelled(alias) for alias in statement.names if alias not in moved]
+    new = f"from {'halfstep' if statement.module == 'apex' else 'halfstep.amp'} import {', '.join(map(spelled, moved))}"
     code = f"from apex import {', '.join(rest)}\n{new}" if rest else new
     return Fix(edits=(ReplaceStatement(statement=statement, code=code),), safety="unsafe")
 
@@ -270,7 +272,3 @@ def _fix(statement: ast.Import | ast.ImportFrom, module: Module) -> Fix | None:
 def _uses(names: set[str], module: Module) -> set[str]:
     """The attributes that are taken from a module under one of these names."""
     return {attribute.attr for attribute in module.nodes(ast.Attribute) if module.key(attribute.value) in names}
-
-
-def _spelled(alias: ast.alias) -> str:
-    return f"{alias.name} as {alias.asname}" if alias.asname else alias.name

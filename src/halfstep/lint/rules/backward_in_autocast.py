@@ -10,14 +10,14 @@ from typing import ClassVar, final
 from halfstep.lint.edits import MoveOutOfBlock
 from halfstep.lint.evidence.spelling import quoted
 from halfstep.lint.evidence.training_loops import enclosed_loops
-from halfstep.lint.flow import Event, Kind, Verdicts
+from halfstep.lint.flow import BACKWARDS, Event, Kind, Verdicts
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+from halfstep.lint.scopes import last_name
 from halfstep.lint.values import Autocast
 
 __all__ = ["BackwardInAutocast"]
 
-_BACKWARDS = (Kind.SCALED_BACKWARD, Kind.BACKWARD, Kind.UNKNOWN_BACKWARD)
 # Calls that compute nothing that autocast would have a say in.
 _INDIFFERENT = re.compile(
     "print|item|detach|cpu|float|int|len|str|format|round|append|extend|update|info|debug|warning|log|write|add_scalar|set_description"
@@ -240,7 +240,7 @@ def train(model, x, optimizer):
 
 def _is_backward(event: Event) -> bool:
     """Whether an event is `loss.backward()`, and not a method of something else with the loss as its argument."""
-    if event.kind not in _BACKWARDS or not isinstance(event.node, ast.Call):
+    if event.kind not in BACKWARDS or not isinstance(event.node, ast.Call):
         return False
     return event.kind is not Kind.UNKNOWN_BACKWARD or not event.node.args
 
@@ -291,5 +291,5 @@ def _is_known(call: ast.Call, parts: set[ast.AST], module: Module) -> bool:
     if call in parts or any(call is getattr(getattr(part, "func", None), "value", None) for part in parts):
         return True  # A part of a step, or the `scaler.scale(loss)` of one.
     function = call.func
-    last = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    last = last_name(function)
     return _INDIFFERENT.fullmatch(last) is not None or (last == "parameters" and not call.args)

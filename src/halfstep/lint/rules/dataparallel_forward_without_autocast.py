@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TypeAlias, final
+from typing import final
 
 from halfstep.lint.calls import passed
 from halfstep.lint.edits import WrapStatements
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+from halfstep.lint.syntax import Function
 from halfstep.lint.values import Autocast, Network, Routine
 
 __all__ = ["DataparallelForwardWithoutAutocast"]
 
-Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _PARALLEL = frozenset(("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel.DataParallel"))
 _POOLS = frozenset(
@@ -285,7 +285,7 @@ def _check_thread(call: ast.Call, target: ast.expr, region: Autocast, module: Mo
     if networks:
         if any(_has_autocast(network, module) for network in networks):
             return
-        function: Definition | None = _forward(networks[0])
+        function: Function | None = _forward(networks[0])
     elif len(routines) == 1 and _runs_model(routines[0], module):
         function = routines[0]
     else:
@@ -317,7 +317,7 @@ def _has_autocast(network: Network, module: Module) -> bool:
     return forward is None or _enters_autocast(forward, module)
 
 
-def _enters_autocast(function: Definition, module: Module) -> bool:
+def _enters_autocast(function: Function, module: Module) -> bool:
     """Whether a function holds anything about autocast: a block, a decorator, a call of `set_autocast_enabled`."""
     if "autocast" in module.source(function):
         return True
@@ -326,7 +326,7 @@ def _enters_autocast(function: Definition, module: Module) -> bool:
     return any(isinstance(value, Autocast) for node in (*entered, *marks) for value in module.values(node))
 
 
-def _runs_model(function: Definition, module: Module) -> bool:
+def _runs_model(function: Function, module: Module) -> bool:
     """Whether a function calls a model, and neither it nor the model enters autocast."""
     if _enters_autocast(function, module):
         return False
@@ -341,7 +341,7 @@ def _runs_model(function: Definition, module: Module) -> bool:
     return found
 
 
-def _fix(function: Definition | None, region: Autocast, module: Module) -> Fix | None:
+def _fix(function: Function | None, region: Autocast, module: Module) -> Fix | None:
     """The caller's block around the whole of a function, behind its docstring."""
     if not isinstance(function, ast.FunctionDef):
         return None

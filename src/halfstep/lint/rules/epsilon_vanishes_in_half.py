@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import final
 
 from halfstep.lint.edits import ReplaceExpression
+from halfstep.lint.evidence.kinds import vanishes_in_half
 from halfstep.lint.evidence.precision import Evidence, gather
 from halfstep.lint.evidence.questions import depends_on_dtype
 from halfstep.lint.evidence.relevance import may_be_half
 from halfstep.lint.evidence.spelling import as_float, quoted
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+from halfstep.lint.scopes import last_name
 from halfstep.lint.values import Constant
 
 __all__ = ["EpsilonVanishesInHalf"]
 
-# Half of float16's smallest number, 2**-24: what is not above it is rounded to zero.
-_VANISHING = 2.0**-25
 _CLAMPS = frozenset(("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"))
 # Functions with a small default that they use in the type of their input.
 _DEFAULTS = {"torch.nn.functional.normalize": 1e-12, "torch.nn.functional.cosine_similarity": 1e-8, "torch.cosine_similarity": 1e-8}
@@ -216,24 +216,20 @@ def _guards(module: Module) -> Iterator[_Guard]:
 
 def _vanishes(node: ast.expr, module: Module) -> bool:
     if isinstance(node, ast.Constant | ast.UnaryOp | ast.BinOp):
-        return _is_tiny(module.constant(node))
+        return vanishes_in_half(module.constant(node))
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
-    if _is_tiny(module.constant(node)):
+    if vanishes_in_half(module.constant(node)):
         return True
     values = module.values(node)
     # Of a parameter: what it is by default or is given in this file.
-    return bool(values) and all(isinstance(value, Constant) and _is_tiny(value.value) for value in values)
-
-
-def _is_tiny(value: object) -> bool:
-    return isinstance(value, float) and 0.0 < value <= _VANISHING
+    return bool(values) and all(isinstance(value, Constant) and vanishes_in_half(value.value) for value in values)
 
 
 def _defaults(module: Module) -> Iterator[_Guard]:
     """Calls of torch's own functions with a guard that is too small."""
     for node in module.nodes(ast.Call):
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        last = last_name(node.func)
         if last not in {"normalize", "cosine_similarity"} or not node.args or (name := module.name(node.func)) not in _DEFAULTS:
             continue
         position = _POSITION[name]

@@ -9,6 +9,7 @@ from typing import Final, final
 from halfstep.lint.edits import AddArgument, Edit, ReplaceExpression
 from halfstep.lint.evidence.frames import Frame
 from halfstep.lint.evidence.halfmodels import half_models, tests_around
+from halfstep.lint.evidence.kinds import vanishes_in_half
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.relevance import may_be_half
 from halfstep.lint.evidence.spelling import quoted
@@ -20,7 +21,6 @@ from halfstep.lint.values import Optimizer
 __all__ = ["HalfAdamEpsilon"]
 
 _ADAMS: Final = frozenset(("Adam", "AdamW", "Adamax", "NAdam", "RAdam"))
-_VANISHING: Final = 2.0**-25
 _DEFAULT: Final = "eps=1e-8"
 
 
@@ -190,7 +190,7 @@ def _vanishes(optimizer: Optimizer, frame: Frame | None, module: Module) -> bool
     if given is None:
         return True
     value = module.constant(given) if frame is None else gather(module).frames.atom(given, frame)
-    return isinstance(value, float) and 0.0 < value <= _VANISHING
+    return vanishes_in_half(value)
 
 
 def _of_half_tensors(module: Module) -> Iterator[Optimizer]:

@@ -15,6 +15,7 @@ from halfstep.lint.evidence.relevance import may_be_half
 from halfstep.lint.evidence.spelling import quoted, spell_torch
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix, Safety
+from halfstep.lint.scopes import last_name
 
 __all__ = ["MaskOverflowsHalf"]
 
@@ -240,7 +241,7 @@ def _places(module: Module) -> Iterator[_Place]:
 
 
 def _in_call(call: ast.Call, module: Module) -> Iterator[_Place]:
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    last = last_name(call.func)
     if last not in _FILLS | _CLAMPS | {"where", "fill_", "full", "full_like", "new_full", "pad"}:
         return
     named = {word.arg: word.value for word in call.keywords if word.arg is not None}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
 from halfstep.lint.edits import InsertStatement
-from halfstep.lint.flow import Event, Kind, Trace, Verdicts, depends, line_of, written_scaler
+from halfstep.lint.flow import Event, Kind, Trace, Verdicts, asks_about_gradients, depends, line_of, written_scaler
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
 __all__ = ["MissingUpdate"]
-
-
-_LOOKED_AT = re.compile(r"isfinite|isnan|isinf|norm")
 
 
 @final
@@ -240,7 +236,7 @@ def _branch(events: Sequence[Event], unscale: Event) -> ast.expr | None:
         return None
     steps = [step for step in events if step.kind is Kind.STEP and step.scaler is unscale.scaler and step.loops == unscale.loops]
     guards = [guard for step in steps for guard in depends(step, unscale) or ()]
-    return next((guard.test for guard in guards if _LOOKED_AT.search(ast.unparse(guard.test))), None)
+    return next((guard.test for guard in guards if asks_about_gradients(guard)), None)
 
 
 def _meets_again(rest: Sequence[Event], unscaled: Event) -> bool:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
 from halfstep.lint.edits import DeleteStatement
-from halfstep.lint.flow import Event, Kind, Verdicts, depends, line_of, written_scaler
+from halfstep.lint.flow import Event, Kind, Verdicts, asks_about_gradients, depends, line_of, written_scaler
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
 __all__ = ["RepeatedUnscale"]
-
-
-_LOOKED_AT = re.compile(r"isfinite|isnan|isinf|norm")
 
 
 @final
@@ -184,7 +180,7 @@ def _is_gated(events: Sequence[Event], unscale: Event) -> bool:
     if not steps or left or not all(further):
         return False
     # A branch on the norm leaves a bad batch out: what is missing there is the update.
-    return not any(_LOOKED_AT.search(ast.unparse(guard.test)) for guards in further for guard in guards or ())
+    return not any(asks_about_gradients(guard) for guards in further for guard in guards or ())
 
 
 def _finding(module: Module, place: ast.AST, event: Event, before: Event) -> Finding:

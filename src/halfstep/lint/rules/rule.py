@@ -6,15 +6,14 @@ import ast
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, final
+from typing import ClassVar, final
 
 from halfstep.lint.edits import Edit
 from halfstep.lint.module import Module
+from halfstep.records import FixSafety as Safety
+from halfstep.records import Severity
 
 __all__ = ["AbstractRule", "Bad", "Finding", "Fix", "Safety", "Severity"]
-
-Safety: TypeAlias = Literal["safe", "unsafe"]
-Severity: TypeAlias = Literal["error", "warning", "info"]
 
 
 @final

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import final
 
 from halfstep.lint.edits import DeleteStatement, InsertStatement
 from halfstep.lint.evidence.renewal import makes_network, may_begin_anew, set_in, targets_of
 from halfstep.lint.evidence.training import is_optimizer
+from halfstep.lint.lines import LINE_END
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 from halfstep.lint.syntax import Loop
 from halfstep.lint.values import Optimizer, Scaler
 
 __all__ = ["ScalerCreatedInLoop"]
-
-_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @final
@@ -355,11 +353,11 @@ def _message(place: str, call: ast.Call, loop: Loop) -> str:
 def _fix(statement: ast.stmt, loop: Loop, module: Module) -> Fix | None:
     if module.parent(statement) not in module.loops(statement):
         return None  # Behind a flag: without the flag there may be another scaler.
-    first, *others = _LINE_END.split(module.source(statement))
+    first, *others = LINE_END.split(module.source(statement))
     # The lines behind the first one stand deeper, as the loop's body does.
     code = "\n".join((first, *(line.removeprefix(" " * (statement.col_offset - loop.col_offset)) for line in others)))
     # A comment behind the statement goes along.
-    line = _LINE_END.split(module.text)[(statement.end_lineno or 0) - 1]
+    line = LINE_END.split(module.text)[(statement.end_lineno or 0) - 1]
     rest = line.encode()[statement.end_col_offset or 0 :].decode().strip()
     if rest.startswith("#"):
         code += f"  {rest}"

@@ -21,13 +21,13 @@ from halfstep.lint.evidence.checkpoints import (
 from halfstep.lint.evidence.precision import gather
 from halfstep.lint.evidence.spelling import quoted, text_of
 from halfstep.lint.evidence.training import entries_of
+from halfstep.lint.lines import LINE_END
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
 __all__ = ["ScalerNotSaved"]
 
 _WORD: Final = re.compile(r"optimizers?|optim|opt(?![a-z])")
-_NEWLINE: Final = re.compile(r"\r\n|\r|\n")
 
 
 @final
@@ -336,7 +336,7 @@ def _extended(table: ast.Dict, key: str, state: str, module: Module) -> str:
     if table.lineno == table.end_lineno:
         body = text[:-1].rstrip()
         return f"{body.rstrip(',')}, {entry}}}"
-    lines = _NEWLINE.split(text)
+    lines = LINE_END.split(text)
     index = (last.end_lineno or 0) - table.lineno
     first = table.keys[-1]
     if first is None or first.lineno == table.lineno or index + 1 >= len(lines) or lines[index + 1].strip() != "}":

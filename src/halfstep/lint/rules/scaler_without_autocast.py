@@ -12,6 +12,7 @@ from halfstep.lint.evidence.spelling import quoted
 from halfstep.lint.evidence.training import Entry, entries, uses
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+from halfstep.lint.scopes import last_name
 from halfstep.lint.values import Network, Scaler
 
 __all__ = ["ScalerWithoutAutocast"]
@@ -259,7 +260,7 @@ def _line_of(call: ast.Call, module: Module) -> int | None:
         return 0 if _makes_networks(call, module) else None
     if _is_from_zoo(call.func, module):
         return call.lineno
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    last = last_name(call.func)
     if isinstance(call.func, ast.Attribute) and not module.key(call.func).startswith(("self.", "cls.")):
         return 0  # A method of a tensor or of a batch.
     return 0 if _LOSS.search(last) else None

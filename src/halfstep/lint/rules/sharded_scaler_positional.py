@@ -9,13 +9,14 @@ from typing import final
 from halfstep.lint.edits import AddArgument, Edit, RemoveArgument
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
+from halfstep.lint.signatures import SCALERS
 
 __all__ = ["ShardedScalerPositional"]
 
 _NAMES = frozenset(
     ("torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler", "torch.distributed.fsdp.ShardedGradScaler"),
 )
-_ORDER = ("device", "init_scale", "backoff_factor", "growth_factor", "growth_interval", "enabled", "process_group")
+_ORDER = tuple(SCALERS["torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"])
 _DOCUMENTED = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled", "process_group")
 
 

@@ -10,14 +10,13 @@ from typing import ClassVar, final
 from halfstep.lint.edits import DeleteStatement, InsertStatement
 from halfstep.lint.evidence.location import line_of, located
 from halfstep.lint.evidence.spelling import quoted
-from halfstep.lint.flow import Event, Guard, Kind, Verdicts, depends
+from halfstep.lint.flow import BACKWARDS, Event, Guard, Kind, Verdicts, depends
 from halfstep.lint.module import Module
 from halfstep.lint.rules.rule import AbstractRule, Bad, Finding, Fix
 
 __all__ = ["ZeroGradPerMicrobatch"]
 
 _STEPS = (Kind.STEP, Kind.OPTIMIZER_STEP)
-_BACKWARDS = (Kind.SCALED_BACKWARD, Kind.BACKWARD, Kind.UNKNOWN_BACKWARD)
 _MODEL = re.compile(r"(?i)(model|net|network)$")
 _ACCUMULATION = re.compile(r"(?i)accum|boundary|micro|sync_grad|is_last|last_in|window")
 
@@ -207,7 +206,7 @@ def _judge(events: Sequence[Event], steps: Iterable[Event], module: Module, verd
     """Looks for gradients that are dropped without having been stepped by, where the step waits for the end of a window."""
     added: Event | None = None
     for index, event in enumerate(events):
-        if event.kind in _BACKWARDS:
+        if event.kind in BACKWARDS:
             added = event
         elif event.kind in _STEPS or event.kind in (Kind.ESCAPE, Kind.UNSCALE):
             added = None
@@ -249,7 +248,7 @@ def _begins_anew(rest: Sequence[Event], drop: Event, step: Event) -> bool:
     if step.loops == drop.loops:
         return False
     for event in rest:
-        if event.kind in (*_BACKWARDS, Kind.ZERO_GRAD) and event.loops == step.loops:
+        if event.kind in (*BACKWARDS, Kind.ZERO_GRAD) and event.loops == step.loops:
             return True
         if event.kind in _STEPS:
             return False
